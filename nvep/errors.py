@@ -1,0 +1,122 @@
+"""Every error nvep raises on purpose. Bad arguments and library failures are different branches."""
+
+from __future__ import annotations
+
+
+class NvepError(Exception):
+    """Root of all errors raised by nvep."""
+
+
+class ArgumentError(NvepError, ValueError):
+    """An argument is not acceptable.
+
+    Parameters
+    ----------
+    argument : str
+        Name of the argument as the caller wrote it.
+    value : object
+        What was given (its ``repr`` is shown, shortened).
+    allowed : str
+        What would have been accepted.
+    """
+
+    def __init__(self, argument: str, value: object, allowed: str) -> None:
+        self.argument = argument
+        self.value = value
+        self.allowed = allowed
+        shown = repr(value)
+        if len(shown) > 120:
+            shown = shown[:117] + "..."
+        super().__init__(f"{argument}: got {shown}; allowed: {allowed}")
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (type(self), (self.argument, self.value, self.allowed))
+
+
+class DTypeError(ArgumentError):
+    """An array has the wrong element type."""
+
+
+class ShapeError(ArgumentError):
+    """An array has the wrong shape, strides or alignment."""
+
+
+class ConfigMismatch(NvepError):
+    """Ranks disagree on something that must be equal; raised with the same text on every rank."""
+
+
+class HeapTooLarge(NvepError, MemoryError):
+    """The symmetric heap does not fit; the text shows the sum."""
+
+
+class ExchangeClosed(NvepError, RuntimeError):
+    """The object was used after ``close()``."""
+
+
+class StepOrderError(NvepError, RuntimeError):
+    """A phase was called out of the order D.send, D.recv, C.send, C.recv of its lane."""
+
+
+class PeerTimeout(NvepError, TimeoutError):
+    """A wait on a peer passed its deadline.
+
+    Parameters
+    ----------
+    suspect : int
+        Rank that was awaited first.
+    phase : str
+        Phase that waited: ``"D.recv"``, ``"C.recv"`` or ``"release"``.
+    epoch : int
+        Step counter of the lane.
+    reporter : int
+        Rank whose wait expired (this rank, or the peer that poisoned it).
+    """
+
+    def __init__(self, suspect: int, phase: str, epoch: int, reporter: int) -> None:
+        self.suspect = suspect
+        self.phase = phase
+        self.epoch = epoch
+        self.reporter = reporter
+        super().__init__(f"rank {suspect} did not answer: rank {reporter} waited in {phase} of step {epoch} until the deadline")
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (type(self), (self.suspect, self.phase, self.epoch, self.reporter))
+
+
+class ProtocolMismatch(NvepError):
+    """A peer ran a step with another protocol."""
+
+
+class GroupError(NvepError, RuntimeError):
+    """A bootstrap collective failed or another rank of the group stopped."""
+
+
+class DeviceError(NvepError, RuntimeError):
+    """The CUDA driver, or the emulated device, refused an operation."""
+
+
+class CompilationError(NvepError, RuntimeError):
+    """A kernel did not compile; the text holds the compiler's output."""
+
+
+class TraceError(NvepError, ValueError):
+    """A router log cannot be read.
+
+    Parameters
+    ----------
+    path : str
+        The file.
+    line : int or None
+        One-based line, where the format has lines.
+    cause : str
+        What is wrong.
+    """
+
+    def __init__(self, path: str, line: int | None, cause: str) -> None:
+        self.path = path
+        self.line = line
+        self.cause = cause
+        super().__init__(f"{path}:{line}: {cause}" if line is not None else f"{path}: {cause}")
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (type(self), (self.path, self.line, self.cause))

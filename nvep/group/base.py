@@ -1,0 +1,87 @@
+"""Who takes part. Collectives here are for construction, agreement and shutdown: no step uses them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+from nvep.errors import ConfigMismatch
+from nvep.runtime.device import Device
+
+
+class RankGroup(ABC):
+    """Ranks that exchange with one another, each with its device.
+
+    Attributes
+    ----------
+    rank, size : int
+        This rank and the number of ranks.
+    local_rank, local_size : int
+        Position among the ranks of this host.
+    device : Device
+        This rank's device.
+    in_process : bool
+        All ranks are threads of one process.
+    ranks_on_device : int
+        Ranks of the group that share this rank's physical device (1 when emulated by separate processes).
+    """
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    device: Device
+    in_process: bool
+    ranks_on_device: int
+
+    @staticmethod
+    def from_mpi(comm: Any, *, device: str | None = None) -> RankGroup:
+        """Group of all ranks of an mpi4py communicator (collective; the communicator is duplicated).
+
+        Parameters
+        ----------
+        comm : mpi4py.MPI.Comm
+            Intracommunicator whose ranks all call this.
+        device : str, optional
+            ``"cuda"``, ``"emulated"`` or ``"auto"`` (default: ``NVEP_DEVICE``).
+        """
+        from nvep.group.mpi import MpiGroup
+
+        return MpiGroup(comm, device=device)
+
+    @abstractmethod
+    def allgather(self, value: Any) -> list[Any]:
+        """Everybody's picklable ``value``, by rank. Collective. Raises GroupError if another rank is gone."""
+
+    @abstractmethod
+    def barrier(self) -> None:
+        """Wait for all ranks. Collective. Raises GroupError if another rank is gone."""
+
+    @abstractmethod
+    def abort(self, reason: str) -> None:
+        """Make every other rank's pending or next collective fail with GroupError (MPI: end the job)."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Free the communicator and the device. Collective. Idempotent."""
+
+    def raise_together(self, error: Exception | None) -> None:
+        """Collective: if any rank brings an error, every rank raises the lowest such rank's, with the same text."""
+        errors = self.allgather(error)
+        for e in errors:
+            if e is not None:
+                raise e
+
+    def agree(self, what: str, value: Any) -> None:
+        """Collective: raise ConfigMismatch with the same text on every rank unless all bring an equal ``value``."""
+        values = self.allgather(value)
+        if any(v != values[0] for v in values):
+            shown = ", ".join(f"rank {r}: {v!r}" for r, v in enumerate(values[:8]))
+            more = "" if len(values) <= 8 else f", and {len(values) - 8} more"
+            raise ConfigMismatch(f"{what} must be equal on all ranks; {shown}{more}")
+
+    def __enter__(self) -> RankGroup:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()

@@ -1,0 +1,198 @@
+"""What every device offers. ``cuda`` runs kernels on a GPU, ``emulated`` runs the same sources on CPU cores."""
+
+from __future__ import annotations
+
+import ctypes
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from nvep.runtime.source import KernelSource
+
+
+@dataclass(frozen=True)
+class LaunchShape:
+    """Blocks, threads per block, and whether programmatic dependent launch is used."""
+
+    blocks: int
+    threads: int
+    dependent: bool = False
+
+
+class Memory(ABC):
+    """Device memory owned by nvep; usable until ``free()`` (idempotent), which nobody calls implicitly."""
+
+    address: int
+    nbytes: int
+
+    @abstractmethod
+    def free(self) -> None: ...
+
+
+class HostMemory(Memory):
+    """Memory that host and kernels both address (pinned and mapped on ``cuda``)."""
+
+    @abstractmethod
+    def view(self, dtype: Any, shape: tuple[int, ...]) -> np.ndarray:
+        """NumPy view of the host side, valid until ``free()``."""
+
+
+class Event(ABC):
+    """A point in a stream; also a timestamp."""
+
+    @abstractmethod
+    def synchronize(self) -> None: ...
+
+    @abstractmethod
+    def elapsed_ms(self, earlier: Event) -> float:
+        """Milliseconds from ``earlier`` to this event, both completed."""
+
+
+class Stream(ABC):
+    """Work in order. ``handle`` is the integer that other libraries exchange."""
+
+    handle: int
+
+    @abstractmethod
+    def synchronize(self) -> None:
+        """Wait for all work so far; raises DeviceError if any of it failed."""
+
+    @abstractmethod
+    def record(self) -> Event: ...
+
+    @abstractmethod
+    def wait(self, event: Event) -> None:
+        """Later work of this stream starts after ``event``."""
+
+
+class Graph(ABC):
+    """Captured work. Replays read the captured addresses, so inputs change by writing to the same arrays."""
+
+    @abstractmethod
+    def launch(self, stream: Stream) -> None: ...
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+
+class Kernel(ABC):
+    """A compiled, loaded kernel."""
+
+    source: KernelSource
+
+
+class Device(ABC):
+    """One GPU, or one emulated device. Methods may be called from any thread.
+
+    Attributes
+    ----------
+    kind : str
+        ``"cuda"`` or ``"emulated"``.
+    ordinal : int
+        GPU number, 0 when emulated.
+    name : str
+        For people; says ``emulated`` where it is.
+    default_threads, default_blocks : int
+        Launch shape of exchange kernels where the configuration leaves it open.
+    """
+
+    kind: str
+    ordinal: int
+    name: str
+    default_threads: int
+    default_blocks: int
+
+    @property
+    def emulated(self) -> bool:
+        return self.kind == "emulated"
+
+    @abstractmethod
+    def make_current(self) -> None:
+        """Bind the calling thread to this device (CUDA context); cheap and idempotent."""
+
+    @abstractmethod
+    def allocate(self, nbytes: int) -> Memory:
+        """Zero-filled device memory, 256-byte aligned, private to this process."""
+
+    @abstractmethod
+    def allocate_host(self, nbytes: int) -> HostMemory:
+        """Zero-filled memory that kernels and the host both read and write."""
+
+    @abstractmethod
+    def create_stream(self) -> Stream: ...
+
+    @property
+    @abstractmethod
+    def default_stream(self) -> Stream:
+        """A non-blocking stream owned by this object, used where the caller names none."""
+
+    @abstractmethod
+    def as_stream(self, stream: Any) -> Stream:
+        """Accept ``None`` (the default stream), a Stream, an int handle, or anything with ``__cuda_stream__``.
+
+        Raises
+        ------
+        ArgumentError
+            It is none of these.
+        """
+
+    @abstractmethod
+    def copy_in(self, address: int, array: np.ndarray, stream: Stream) -> None:
+        """Copy a C-contiguous host array to device ``address``; ``array`` may be changed once this returns."""
+
+    @abstractmethod
+    def copy_out(self, array: np.ndarray, address: int, stream: Stream) -> None:
+        """Copy device memory into a C-contiguous host array and wait for it."""
+
+    @abstractmethod
+    def copy(self, target: int, source: int, nbytes: int, stream: Stream) -> None:
+        """Device-to-device copy, in stream order."""
+
+    @abstractmethod
+    def fill(self, address: int, byte: int, nbytes: int, stream: Stream) -> None: ...
+
+    @abstractmethod
+    def load(self, source: KernelSource) -> Kernel:
+        """Compile (or take from the cache) and load; nothing is loaded lazily at launch.
+
+        Raises
+        ------
+        CompilationError
+            The compiler refused; its output is in the text.
+        """
+
+    @abstractmethod
+    def launch(self, kernel: Kernel, shape: LaunchShape, arguments: ctypes.Structure, stream: Stream) -> None:
+        """Enqueue. ``arguments`` is copied before this returns."""
+
+    @abstractmethod
+    def resident_blocks(self, kernel: Kernel, threads: int) -> int:
+        """Blocks of this kernel that the whole device runs at once."""
+
+    @contextmanager
+    def capture(self, stream: Stream) -> Iterator[Graph]:
+        """Record what is enqueued on ``stream`` inside the block; the Graph yielded is launchable after it."""
+        graph = self._begin_capture(stream)
+        try:
+            yield graph
+        except BaseException:
+            self._end_capture(stream, graph, keep=False)
+            raise
+        self._end_capture(stream, graph, keep=True)
+
+    @abstractmethod
+    def _begin_capture(self, stream: Stream) -> Graph: ...
+
+    @abstractmethod
+    def _end_capture(self, stream: Stream, graph: Graph, *, keep: bool) -> None: ...
+
+    @abstractmethod
+    def is_capturing(self, stream: Stream) -> bool: ...
+
+    @abstractmethod
+    def close(self) -> None:
+        """Synchronise and free streams; memory handed out must have been freed by its owners."""
