@@ -1,0 +1,60 @@
+# Every target sets up .venv by itself: a fresh clone needs Python >= 3.11, make and PyPI, nothing else.
+BIN := .venv/bin
+RANKS ?= 4
+TOKENS ?= 120
+COMPILE_ARCHS ?= sm_90a,sm_100a,sm_103a,sm_120
+PYTEST_ARGS ?=
+
+.PHONY: demo test lint typecheck pytest coverage compile format docs wheel-size clean venv
+
+## demo: four ranks generate text with a mixture-of-experts model, checked against a single-process reference
+demo: venv
+	$(BIN)/mpirun -n $(RANKS) $(BIN)/nvep demo --tokens $(TOKENS)
+
+## test: lint, types, all tests this machine can run with coverage, and every kernel compiled for every architecture
+test: lint typecheck coverage compile
+
+## lint: ruff
+lint: venv
+	$(BIN)/ruff check .
+
+## typecheck: mypy --strict
+typecheck: venv
+	$(BIN)/mypy
+
+## pytest: tests without coverage, e.g. make pytest PYTEST_ARGS='tests/host -k layers'
+pytest: venv
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+## coverage: tests with the coverage of host code printed; fails below the gate in pyproject.toml
+coverage: venv
+	rm -f .coverage .coverage.*
+	$(BIN)/coverage run -m pytest $(PYTEST_ARGS)
+	$(BIN)/coverage combine -q
+	$(BIN)/coverage report
+
+## compile: every kernel to cubins, with no driver
+compile: venv
+	$(BIN)/nvep compile --arch $(COMPILE_ARCHS)
+
+## format: Python and kernels
+format: venv
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	git ls-files 'nvep_kernels/*.cu' 'nvep_kernels/*.cuh' 'nvep_kernels/*.h' 'nvep_kernels/*.cpp' | xargs -r $(BIN)/clang-format -i
+
+## docs: docs/api.md from the docstrings
+docs: venv
+	$(BIN)/python tools/api_docs.py
+
+## wheel-size: downloads what `pip install .` needs and adds it up against the budget of 120 MB
+wheel-size: venv
+	$(BIN)/python tools/wheel_size.py
+
+venv:
+	@tools/bootstrap.sh
+
+## clean: everything that is not source
+clean:
+	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage .coverage.* .benchmarks
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
