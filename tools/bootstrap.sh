@@ -11,12 +11,14 @@ venv=.venv
 say() { echo "bootstrap: $*" >&2; }
 fail() { say "$@"; exit 1; }
 
+# The interpreter behind an activated environment, since that environment may be the very one to be replaced.
 find_python() {
-    for candidate in ${PYTHON:-} python3 python3.13 python3.12 python3.11 python; do
-        if "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
-            command -v "$candidate"
-            return 0
-        fi
+    for candidate in ${PYTHON:-} python3 python3.14 python3.13 python3.12 python3.11 python; do
+        "$candidate" -c '
+import os, sys
+if sys.version_info < (3, 11):
+    sys.exit(1)
+print(os.path.realpath(getattr(sys, "_base_executable", sys.executable)))' 2>/dev/null && return 0
     done
     return 1
 }
