@@ -1,0 +1,69 @@
+"""Structs that the exchange kernels and the host share."""
+
+from __future__ import annotations
+
+from nvep.runtime.arguments import ArgumentStruct, Field
+
+MAX_PAYLOADS = 8
+
+_COMMON = [
+    Field("peers", "const unsigned long long*"),
+    Field("local", "u64"),
+    Field("status", "u64"),
+    Field("deadline", "u64"),
+    Field("rank", "u32"),
+    Field("lane", "u32"),
+]
+
+DISPATCH_ARGUMENTS = ArgumentStruct(
+    "DispatchArguments",
+    [
+        *_COMMON,
+        Field("masked", "const unsigned int*"),
+        Field("expert_ranks", "const int*"),
+        Field("payloads", "u64", MAX_PAYLOADS),
+        Field("expert_ids", "u64"),
+        Field("expert_weights", "const float*"),
+        Field("num_tokens_device", "const unsigned int*"),
+        Field("num_tokens", "u32"),
+        Field("ids_are_64_bit", "u32"),
+    ],
+)
+
+COMBINE_ARGUMENTS = ArgumentStruct(
+    "CombineArguments",
+    [*_COMMON, Field("partial_rows", "u64"), Field("output", "u64")],
+)
+
+# Device-resident state of a lane; nvep_kernels/protocols/lane.cuh says who writes what.
+COUNTERS = ArgumentStruct(
+    "Counters",
+    [
+        Field("dead", "u64"),
+        Field("completed", "u32"),
+        Field("dispatched", "u32"),
+        Field("tokens", "u32"),
+        Field("send_arrivals", "u32"),
+        Field("combine_arrivals", "u32"),
+        Field("invalid_ids", "u32"),
+        Field("dropped_tokens", "u32"),
+        Field("unused", "u32"),
+    ],
+)
+
+# What kernels tell the host, in memory the host reads without waiting; `code` is stored last, with release.
+STATUS = ArgumentStruct(
+    "Status",
+    [
+        Field("code", "u32"),
+        Field("suspect", "u32"),
+        Field("reporter", "u32"),
+        Field("phase", "u32"),
+        Field("epoch", "u32"),
+        Field("invalid_ids", "u32"),
+        Field("dropped_tokens", "u32"),
+        Field("excess_tokens", "u32"),
+    ],
+)
+STATUS_EXPIRED, STATUS_POISONED, STATUS_PROTOCOL = 1, 2, 3
+PHASES = {1: "D.recv", 2: "C.recv", 3: "release"}

@@ -1,0 +1,13 @@
+// C.send and C.recv in one launch: every block exposes its share before it polls.
+#include "primitives/shared.cuh"
+
+using namespace nvep;
+
+extern "C" __global__ void combine(const __grid_constant__ CombineArguments arguments) {
+  Step step = open_step(arguments);
+  NVEP_SHARED(NvlinkShared, shared);
+  u32 epoch = step.counters()->dispatched;
+  Transport::open(step, Transport::mask_snapshot(step), shared);
+  if (!dead_before(step, epoch, kPhaseCombine)) Transport::combine_send(arguments, step, epoch, shared);
+  Transport::combine_recv(arguments, step, epoch, shared);
+}

@@ -1,0 +1,11 @@
+// C.recv: wait for every peer, then pull this rank's partial rows and sum them.
+#include "primitives/shared.cuh"
+
+using namespace nvep;
+
+extern "C" __global__ void combine_recv(const __grid_constant__ CombineArguments arguments) {
+  Step step = open_step(arguments);
+  NVEP_SHARED(NvlinkShared, shared);
+  Transport::open(step, Transport::mask_snapshot(step), shared);
+  Transport::combine_recv(arguments, step, step.counters()->dispatched, shared);
+}

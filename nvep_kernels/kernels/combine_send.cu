@@ -1,0 +1,13 @@
+// C.send: expose the partial rows and tell every peer.
+#include "primitives/shared.cuh"
+
+using namespace nvep;
+
+extern "C" __global__ void combine_send(const __grid_constant__ CombineArguments arguments) {
+  Step step = open_step(arguments);
+  NVEP_SHARED(NvlinkShared, shared);
+  u32 epoch = step.counters()->dispatched;
+  if (dead_before(step, epoch, kPhaseCombine)) return;
+  Transport::open(step, Transport::mask_snapshot(step), shared);
+  Transport::combine_send(arguments, step, epoch, shared);
+}

@@ -1,0 +1,11 @@
+// D.recv: wait for the record of every peer; mark the rows that hold no token.
+#include "primitives/shared.cuh"
+
+using namespace nvep;
+
+extern "C" __global__ void dispatch_recv(const __grid_constant__ DispatchArguments arguments) {
+  Step step = open_step(arguments);
+  NVEP_SHARED(NvlinkShared, shared);
+  Transport::open(step, Transport::mask_snapshot(step), shared);
+  Transport::dispatch_recv(step, step.counters()->dispatched, shared);
+}

@@ -1,0 +1,13 @@
+// D.send: push this rank's tokens to every rank that owns one of their experts.
+#include "primitives/shared.cuh"
+
+using namespace nvep;
+
+extern "C" __global__ void dispatch_send(const __grid_constant__ DispatchArguments arguments) {
+  Step step = open_step(arguments);
+  NVEP_SHARED(NvlinkShared, shared);
+  u32 epoch = step.counters()->completed + 1;
+  if (dead_before(step, epoch, kPhaseDispatch)) return;
+  Transport::open(step, arguments.masked, shared);
+  Transport::dispatch_send(arguments, step, epoch, shared);
+}

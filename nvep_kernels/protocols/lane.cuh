@@ -1,0 +1,127 @@
+// A lane's step: where its state lives, its record words, and waits that always end.
+//
+// Counters (declared in nvep/exchange/plan.py) hold the device-resident epoch: D.send reads `completed` (c) and writes
+// `dispatched` (d = c + 1); D.recv, C.send and C.recv read d; C.recv or release writes c = d. No kernel reads a
+// word that another block of the same kernel may be advancing.
+#pragma once
+#include "primitives/memory.cuh"
+#include "primitives/time.cuh"
+#include "primitives/types.cuh"
+
+namespace nvep {
+
+enum Phase : u32 { kPhaseDispatch = 1, kPhaseCombine = 2, kPhaseRelease = 3 };
+enum StatusCode : u32 { kStatusExpired = 1, kStatusPoisoned = 2, kStatusProtocol = 3 };
+
+// What every phase knows. Addresses of heap regions are lane-relative offsets from a rank's slice.
+struct Step {
+  const u64* peers;  // slice of each rank, mapped here
+  u64 local;         // private state of this lane
+  u64 status;        // Status, in memory the host reads
+  u64 lane_offset;   // start of this lane in every slice
+  u64 deadline;      // nanoseconds
+  u32 rank;
+
+  __device__ Counters* counters() const { return reinterpret_cast<Counters*>(local + local::kCountersOffset); }
+
+  template <class T>
+  __device__ T* local_region(u64 offset) const {
+    return reinterpret_cast<T*>(local + offset);
+  }
+
+  __device__ u64 lane_of(u32 rank_of_slice) const { return peers[rank_of_slice] + lane_offset; }
+
+  template <class T>
+  __device__ T* region(u32 rank_of_slice, u64 offset) const {
+    return reinterpret_cast<T*>(lane_of(rank_of_slice) + offset);
+  }
+
+  // The poison word serves all lanes: it sits in lane 0.
+  __device__ u64* poison(u32 rank_of_slice) const {
+    return reinterpret_cast<u64*>(peers[rank_of_slice] + heap::kPoisonOffset);
+  }
+};
+
+template <class Arguments>
+__device__ Step open_step(const Arguments& a) {
+  return {a.peers, a.local, a.status, a.lane * heap::kLaneBytes, a.deadline, a.rank};
+}
+
+// Record word: epoch in the low half, then 24 bits of count, then the protocol.
+__device__ inline u64 make_record(u32 epoch, u32 count, u32 protocol) {
+  return static_cast<u64>(epoch) | (static_cast<u64>(count) << 32) | (static_cast<u64>(protocol) << 56);
+}
+__device__ inline u32 record_epoch(u64 record) { return static_cast<u32>(record); }
+__device__ inline u32 record_count(u64 record) { return static_cast<u32>(record >> 32) & 0xffffffu; }
+__device__ inline u32 record_protocol(u64 record) { return static_cast<u32>(record >> 56); }
+
+// Poison word: epoch, then 14 bits each of suspect and reporter, 3 of phase, and a set top bit.
+__device__ inline u64 make_poison(u32 epoch, u32 suspect, u32 reporter, u32 phase) {
+  return static_cast<u64>(epoch) | (static_cast<u64>(suspect) << 32) | (static_cast<u64>(reporter) << 46) |
+         (static_cast<u64>(phase) << 60) | (1ull << 63);
+}
+
+// Counters::dead: when the lane died; 0 while it lives.
+__device__ inline u64 dead_mark(u32 epoch, u32 phase) { return (static_cast<u64>(phase) << 32) | epoch; }
+
+struct Failure {
+  u32 code, suspect, reporter, epoch, phase;
+};
+
+// The first failure of a lane wins: it marks the lane dead as of this phase and tells the host. True to the winner.
+__device__ inline bool report(const Step& step, u32 epoch, u32 phase, const Failure& failure) {
+  if (compare_swap_relaxed_device(&step.counters()->dead, 0ull, dead_mark(epoch, phase)) != 0ull) return false;
+  Status* status = reinterpret_cast<Status*>(step.status);
+  store_relaxed_system(&status->suspect, failure.suspect);
+  store_relaxed_system(&status->reporter, failure.reporter);
+  store_relaxed_system(&status->phase, failure.phase);
+  store_relaxed_system(&status->epoch, failure.epoch);
+  store_release_system(&status->code, failure.code);
+  return true;
+}
+
+// A wait passed its deadline: end the waits of every rank, of all lanes.
+__device__ inline void expire(const Step& step, u32 epoch, u32 phase, u32 suspect) {
+  if (!report(step, epoch, phase, {kStatusExpired, suspect, step.rank, epoch, phase})) return;
+  u64 word = make_poison(epoch, suspect, step.rank, phase);
+  for (u32 r = 0; r < config::kRanks; ++r) store_relaxed_system(step.poison(r), word);
+}
+
+__device__ inline bool poisoned(const Step& step, u32 epoch, u32 phase) {
+  u64 word = load_relaxed_system(step.poison(step.rank));
+  if (word == 0) return false;
+  report(step, epoch, phase, {kStatusPoisoned, static_cast<u32>(word >> 32) & 0x3fffu, static_cast<u32>(word >> 46) & 0x3fffu,
+                              static_cast<u32>(word), static_cast<u32>(word >> 60) & 7u});
+  return true;
+}
+
+// Did the lane die before this phase? A death in this very phase does not count: some blocks of the kernel may already
+// wait while others still decide whether to send, and all must decide alike.
+__device__ inline bool dead_before(const Step& step, u32 epoch, u32 phase) {
+  u64 mark = load_relaxed_device(&step.counters()->dead);
+  return mark != 0ull && mark != dead_mark(epoch, phase);
+}
+
+// Spin until the word's epoch half equals `epoch`, then acquire: everything its writer released before is visible
+// to this thread (and, after a barrier, to its block). False when the deadline passed or the rank was poisoned.
+__device__ inline bool await_word(const Step& step, const u64* word, u32 epoch, u32 phase, u32 suspect, u64& value) {
+  u64 start = 0;
+  for (u32 spins = 0;; ++spins) {
+    if (record_epoch(load_relaxed_system(word)) == epoch) {
+      value = load_acquire_system(word);
+      return true;
+    }
+    if ((spins & 63u) == 63u) {
+      if (load_relaxed_device(&step.counters()->dead) != 0ull || poisoned(step, epoch, phase)) return false;
+      u64 now = global_timer_ns();
+      if (start == 0) start = now;
+      if (now - start > step.deadline) {
+        expire(step, epoch, phase, suspect);
+        return false;
+      }
+    }
+    spin_pause();
+  }
+}
+
+}  // namespace nvep
