@@ -51,8 +51,8 @@ def _forget_fake_driver():
 
 
 def test_a_hang_fails_its_test_with_stacks_and_the_run_goes_on(tmp_path):
-    hang = "import pytest, time\n@pytest.mark.timeout(0.5)\ndef test_hang():\n    time.sleep(60)\ndef test_next(): pass\n"
-    result = run_pytest(tmp_path, {"host/test_hang.py": hang})
+    hang = "import pytest, time\n@pytest.mark.timeout(0.5)\ndef test_hang():\n    time.sleep(60)\n"
+    result = run_pytest(tmp_path, {"host/test_hang.py": hang + "def test_next(): pass\n"})
     assert result.returncode == 1
     assert "still running after 0.5 s" in result.stdout
     assert "test_hang.py\", line 4 in test_hang" in result.stdout
