@@ -20,6 +20,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("group",),
     ("runtime",),
     ("arrays",),
+    ("dlpack",),
     ("config",),
     ("errors",),
 )
