@@ -19,6 +19,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("symmetric",),
     ("group",),
     ("runtime",),
+    ("inputs",),
     ("arrays",),
     ("dlpack",),
     ("config",),
