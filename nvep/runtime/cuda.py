@@ -1,0 +1,368 @@
+"""The CUDA device: one GPU, through cuda.core, and through the driver where cuda.core does not reach."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from threading import Lock
+from typing import Any
+
+import cuda.core
+import numpy as np
+from cuda.bindings import driver
+
+from nvep.config import Settings
+from nvep.errors import ArgumentError, DeviceError
+from nvep.runtime.cuda_calls import check, core_call, count_devices
+from nvep.runtime.cuda_memory import CudaHostMemory, CudaMemory, StagingRing
+from nvep.runtime.cuda_stream import CudaGraph, CudaStream, stream_handle
+from nvep.runtime.device import Device, Graph, Kernel, LaunchShape, Stream
+from nvep.runtime.jit import Cubin, architecture_for, check_architecture, compile_kernel
+from nvep.runtime.source import KernelSource
+
+_STAGING_BYTES = 16 << 20
+_SMALLEST_ALLOCATION = 256  # also what an empty region gets: kernels are never handed a null pointer
+_MAX_CONFIGS = 64
+_COMPILER_THREADS = 8
+_TIMED = cuda.core.EventOptions(timing_enabled=True)
+
+
+class CudaKernel(Kernel):
+    """A kernel loaded into the device's context."""
+
+    def __init__(self, source: KernelSource, cubin: Cubin, module: Any, function: Any) -> None:
+        self.source = source
+        self.cubin = cubin
+        self.module = module
+        self.function = function
+        self.argument_bytes = ctypes.sizeof(source.arguments.ctype)
+        self._configs: dict[tuple[LaunchShape, int], Any] = {}
+
+    def config(self, shape: LaunchShape, stream: CudaStream) -> Any:
+        """``CUlaunchConfig`` of a launch; kept, because a layer repeats the same few."""
+        key = (shape, stream.handle)
+        found = self._configs.get(key)
+        if found is None:
+            if len(self._configs) >= _MAX_CONFIGS:
+                self._configs.clear()
+            found = self._configs[key] = _launch_config(shape, stream)
+        return found
+
+
+def _launch_config(shape: LaunchShape, stream: CudaStream) -> Any:
+    config = driver.CUlaunchConfig()
+    config.gridDimX, config.gridDimY, config.gridDimZ = shape.blocks, 1, 1
+    config.blockDimX, config.blockDimY, config.blockDimZ = shape.threads, 1, 1
+    config.sharedMemBytes = 0
+    config.hStream = stream.cuda
+    config.numAttrs = 0
+    if shape.dependent:
+        attribute = driver.CUlaunchAttribute()
+        attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        value = driver.CUlaunchAttributeValue()
+        value.programmaticStreamSerializationAllowed = 1
+        attribute.value = value
+        config.attrs = [attribute]
+        config.numAttrs = 1
+    return config
+
+
+def _stream(stream: Stream) -> CudaStream:
+    if not isinstance(stream, CudaStream):
+        raise ArgumentError("stream", stream, "a stream of the CUDA device (see Device.as_stream)")
+    return stream
+
+
+def _kernel(kernel: Kernel) -> CudaKernel:
+    if not isinstance(kernel, CudaKernel):
+        raise ArgumentError("kernel", kernel, "a kernel loaded by the CUDA device")
+    return kernel
+
+
+def _raw(array: np.ndarray) -> np.ndarray:
+    if not array.flags.c_contiguous:
+        raise ArgumentError("array", f"strides {array.strides}", "a C-contiguous array")
+    return array.reshape(-1).view(np.uint8)
+
+
+class CudaDevice(Device):
+    """One GPU and its primary context.
+
+    A method leaves this GPU's context current on the calling thread.
+
+    Parameters
+    ----------
+    ordinal : int
+        GPU number among those the process sees.
+    settings : Settings, optional
+        Cache folder and architecture; default: the environment's.
+
+    Raises
+    ------
+    DeviceError
+        There is no such GPU, or the driver refused.
+    """
+
+    kind = "cuda"
+
+    def __init__(self, ordinal: int = 0, *, settings: Settings | None = None) -> None:
+        count, why = count_devices()
+        if count == 0:
+            raise DeviceError(f"no CUDA device: {why}")
+        if not 0 <= ordinal < count:
+            raise ArgumentError("ordinal", ordinal, f"one of the {count} GPUs, 0 to {count - 1}")
+        self.ordinal = ordinal
+        self._settings = settings or Settings.from_environment()
+        core = self._core()
+        self._context = core.context.handle
+        arch = self._settings.cuda_arch
+        self.arch = check_architecture("NVEP_CUDA_ARCH", arch) if arch else architecture_for(core.compute_capability)
+        self.name = f"{core.name} (GPU {ordinal}, {self.arch})"
+        self.multiprocessors = int(core.properties.multiprocessor_count)
+        self.default_threads = 512
+        # Eight ranks of a local group can then wait at once with two blocks on a multiprocessor (64 registers a thread).
+        self.default_blocks = max(1, self.multiprocessors // 4)
+        self._lock = Lock()
+        self._kernels: dict[str, CudaKernel] = {}
+        self._allocations: set[CudaMemory] = set()
+        self._retained_peers: set[int] = set()
+        self._closed = False
+        self._streams: list[CudaStream] = []
+        self._default_stream = self.create_stream()
+        self._setup_stream = self.create_stream()
+        self._pool = self._create_pool(core)
+        self._staging = StagingRing(CudaHostMemory(_STAGING_BYTES, self.make_current), lambda s: s.record().core)
+
+    def _core(self) -> Any:
+        """cuda.core's object for this GPU (one per thread), current on the calling thread."""
+        core = core_call("cuDeviceGet", cuda.core.Device, self.ordinal)
+        core_call("cuDevicePrimaryCtxRetain", core.set_current)
+        return core
+
+    @staticmethod
+    def _create_pool(core: Any) -> Any:
+        """A pool of our own: it returns memory to the GPU once unused and, unlike cuMemAlloc, waits for no kernel."""
+        if not core.properties.memory_pools_supported:
+            return core.memory_resource
+        options = cuda.core.DeviceMemoryResourceOptions()
+        return core_call("cuMemPoolCreate", cuda.core.DeviceMemoryResource, core.device_id, options)
+
+    def make_current(self) -> None:
+        check("cuCtxSetCurrent", driver.cuCtxSetCurrent(self._context))
+
+    # Memory
+
+    def allocate(self, nbytes: int) -> CudaMemory:
+        size = max(nbytes, _SMALLEST_ALLOCATION)
+        self.make_current()
+        owner = self._setup_stream.owner
+        buffer = core_call(f"cuMemAllocFromPoolAsync of {size} bytes", self._pool.allocate, size, stream=owner)
+        memory = CudaMemory(buffer, nbytes, self._release)
+        with self._lock:
+            self._allocations.add(memory)
+        self.fill(memory.address, 0, size, self._setup_stream)
+        self._setup_stream.synchronize()
+        return memory
+
+    def _release(self, memory: CudaMemory, buffer: Any) -> None:
+        with self._lock:
+            self._allocations.discard(memory)
+        self.make_current()
+        core_call("cuMemFreeAsync", buffer.close, self._setup_stream.owner)
+
+    def allocate_host(self, nbytes: int) -> CudaHostMemory:
+        return CudaHostMemory(nbytes, self.make_current)
+
+    def copy_in(self, address: int, array: np.ndarray, stream: Stream) -> None:
+        """See :class:`Device`. Refused under capture: a graph would read this host array again at each replay."""
+        target = self._host_copy_stream("copy_in", stream)
+        if array.nbytes:
+            self._staging.copy(address, _raw(array), target)
+
+    def copy_out(self, array: np.ndarray, address: int, stream: Stream) -> None:
+        target = self._host_copy_stream("copy_out", stream)
+        if array.nbytes:
+            result = driver.cuMemcpyDtoHAsync(_raw(array).ctypes.data, address, array.nbytes, target.cuda)
+            check(f"cuMemcpyDtoHAsync of {array.nbytes} bytes from {address:#x}", result)
+        target.synchronize()
+
+    def _host_copy_stream(self, what: str, stream: Stream) -> CudaStream:
+        target = _stream(stream)
+        if target.is_capturing():
+            raise DeviceError(f"{what}: a copy between host and device cannot be captured in a graph")
+        return target
+
+    def copy(self, target: int, source: int, nbytes: int, stream: Stream) -> None:
+        if nbytes:
+            self.make_current()
+            result = driver.cuMemcpyAsync(target, source, nbytes, _stream(stream).cuda)
+            check(f"cuMemcpyAsync of {nbytes} bytes from {source:#x} to {target:#x}", result)
+
+    def fill(self, address: int, byte: int, nbytes: int, stream: Stream) -> None:
+        if nbytes:
+            self.make_current()
+            result = driver.cuMemsetD8Async(address, byte, nbytes, _stream(stream).cuda)
+            check(f"cuMemsetD8Async of {nbytes} bytes at {address:#x}", result)
+
+    # Streams and graphs
+
+    def create_stream(self) -> CudaStream:
+        core = core_call("cuStreamCreate", self._core().create_stream)
+        stream = self._wrap(int(core.handle), core)
+        with self._lock:
+            self._streams.append(stream)
+        return stream
+
+    def _wrap(self, handle: int, owner: Any) -> CudaStream:
+        return CudaStream(handle, self.ordinal, bind=self.make_current, new_event=self._new_event, owner=owner)
+
+    def _new_event(self) -> Any:
+        return core_call("cuEventCreate", self._core().create_event, _TIMED)
+
+    @property
+    def default_stream(self) -> CudaStream:
+        return self._default_stream
+
+    def as_stream(self, stream: Any) -> CudaStream:
+        if stream is None:
+            return self._default_stream
+        if isinstance(stream, CudaStream):
+            if stream.ordinal != self.ordinal:
+                raise ArgumentError("stream", f"a stream of GPU {stream.ordinal}", f"a stream of GPU {self.ordinal}")
+            return stream
+        if isinstance(stream, Stream):
+            raise ArgumentError("stream", stream, f"a stream of GPU {self.ordinal}, not of another kind of device")
+        return self._wrap(stream_handle(stream), stream)
+
+    def order(self, consumer_handle: int, producer: Stream) -> None:
+        if consumer_handle != producer.handle:
+            self.as_stream(consumer_handle).wait(producer.record())
+
+    def _begin_capture(self, stream: Stream) -> CudaGraph:
+        graph = CudaGraph(self.make_current)
+        graph.begin(_stream(stream))
+        return graph
+
+    def _end_capture(self, stream: Stream, graph: Graph, *, keep: bool) -> None:
+        assert isinstance(graph, CudaGraph)
+        if keep:
+            graph.end(_stream(stream))
+        else:
+            graph.abandon(_stream(stream))
+
+    def is_capturing(self, stream: Stream) -> bool:
+        return _stream(stream).is_capturing()
+
+    # Kernels
+
+    def load(self, source: KernelSource) -> CudaKernel:
+        return self._loaded(source, compile_kernel(source, self.arch, self._settings.cache_dir))
+
+    def load_all(self, sources: dict[str, KernelSource]) -> dict[str, Kernel]:
+        def compiled(source: KernelSource) -> Cubin:
+            return compile_kernel(source, self.arch, self._settings.cache_dir)
+
+        with ThreadPoolExecutor(_COMPILER_THREADS) as pool:  # NVRTC compiles outside Python's lock
+            cubins = pool.map(compiled, sources.values())
+            return {name: self._loaded(source, cubin) for (name, source), cubin in zip(sources.items(), cubins)}
+
+    def _loaded(self, source: KernelSource, cubin: Cubin) -> CudaKernel:
+        with self._lock:
+            found = self._kernels.get(cubin.key)
+            if found is None:
+                found = self._kernels[cubin.key] = self._load(source, cubin)
+            return found
+
+    def _load(self, source: KernelSource, cubin: Cubin) -> CudaKernel:
+        self.make_current()
+        module = check(f"cuModuleLoadData of {source.name}", driver.cuModuleLoadData(cubin.code))
+        function = check("cuModuleGetFunction", driver.cuModuleGetFunction(module, source.name.encode()))
+        # Modules load lazily unless CUDA_MODULE_LOADING says otherwise, and a load at the first launch could wait for
+        # a kernel that waits for this very launch. So could a launch that needs more local memory than is set aside.
+        check("cuFuncLoad", driver.cuFuncLoad(function))
+        local = self._attribute(driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES, function)
+        stack = driver.CUlimit.CU_LIMIT_STACK_SIZE
+        if local > check("cuCtxGetLimit", driver.cuCtxGetLimit(stack)):
+            check("cuCtxSetLimit", driver.cuCtxSetLimit(stack, local))
+        return CudaKernel(source, cubin, module, function)
+
+    @staticmethod
+    def _attribute(attribute: Any, function: Any) -> int:
+        return int(check("cuFuncGetAttribute", driver.cuFuncGetAttribute(attribute, function)))
+
+    def launch(self, kernel: Kernel, shape: LaunchShape, arguments: ctypes.Structure, stream: Stream) -> None:
+        loaded = _kernel(kernel)
+        if ctypes.sizeof(arguments) != loaded.argument_bytes:
+            raise ArgumentError("arguments", type(arguments).__name__, f"a {loaded.source.arguments.name}")
+        pointer = ctypes.c_void_p(ctypes.addressof(arguments))
+        config = loaded.config(shape, _stream(stream))
+        self.make_current()
+        result = driver.cuLaunchKernelEx(config, loaded.function, ctypes.addressof(pointer), 0)
+        if result[0] != 0:
+            check(f"cuLaunchKernelEx of {loaded.source.name}, {shape.blocks} blocks of {shape.threads} threads", result)
+
+    def resident_blocks(self, kernel: Kernel, threads: int) -> int:
+        self.make_current()
+        result = driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(_kernel(kernel).function, threads, 0)
+        return int(check("cuOccupancyMaxActiveBlocksPerMultiprocessor", result)) * self.multiprocessors
+
+    # Peers
+
+    def can_access_peer(self, other: int) -> bool:
+        """Whether kernels of this GPU can address memory of GPU ``other``."""
+        if other == self.ordinal:
+            return True
+        return bool(check("cuDeviceCanAccessPeer", driver.cuDeviceCanAccessPeer(self.ordinal, other)))
+
+    def enable_peer(self, other: int) -> None:
+        """Map GPU ``other``'s ordinary allocations into this context; idempotent.
+
+        Raises
+        ------
+        DeviceError
+            The two GPUs cannot reach each other.
+        """
+        if other == self.ordinal:
+            return
+        with self._lock:
+            if other not in self._retained_peers:
+                self._enable_peer(other)
+                self._retained_peers.add(other)
+
+    def _enable_peer(self, other: int) -> None:
+        context = check(f"cuDevicePrimaryCtxRetain of GPU {other}", driver.cuDevicePrimaryCtxRetain(other))
+        self.make_current()
+        result = driver.cuCtxEnablePeerAccess(context, 0)
+        if result[0] == driver.CUresult.CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED:
+            return
+        if result[0] != 0:
+            driver.cuDevicePrimaryCtxRelease(other)
+            check(f"cuCtxEnablePeerAccess from GPU {self.ordinal} to GPU {other}", result)
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        steps: list[Callable[[], Any]] = [stream.synchronize for stream in self._streams]
+        steps.append(self._staging.close)
+        steps += [memory.free for memory in self._allocations]
+        steps.append(self._setup_stream.synchronize)
+        for kernel in self._kernels.values():
+            steps.append(partial(self._undo, "cuModuleUnload", driver.cuModuleUnload, kernel.module))
+        for other in self._retained_peers:
+            steps.append(partial(self._undo, "cuDevicePrimaryCtxRelease", driver.cuDevicePrimaryCtxRelease, other))
+        steps += [stream.owner.close for stream in self._streams]
+        failures = []
+        for step in steps:  # all of them, also when a kernel failed and the context with it
+            try:
+                step()
+            except Exception as error:
+                failures.append(error)
+        if failures:
+            raise DeviceError(f"closing {self.name}: {failures[0]}") from failures[0]
+
+    def _undo(self, call: str, function: Callable[..., Any], target: Any) -> None:
+        self.make_current()
+        check(call, function(target))
