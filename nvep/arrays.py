@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from nvep import dlpack
+from nvep.dlpack import broken_axis, contiguous_strides
 from nvep.errors import ArgumentError, DTypeError, ExchangeClosed, ShapeError
 
 _CARRIERS = {1: "|u1", 2: "<u2", 4: "<u4", 8: "<u8", 16: "<c16"}
@@ -110,27 +111,6 @@ class ArrayOwner:
             weakref.finalize(lease, then).atexit = False
 
 
-def contiguous_strides(shape: Sequence[int], itemsize: int) -> tuple[int, ...]:
-    """Byte strides of a C-contiguous array."""
-    strides = [itemsize] * len(shape)
-    for axis in range(len(shape) - 1, 0, -1):
-        strides[axis - 1] = strides[axis] * shape[axis]
-    return tuple(strides)
-
-
-def broken_axis(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> tuple[int, int] | None:
-    """Innermost axis whose stride is not C-contiguous, and the stride it should have; None if all are."""
-    if 0 in shape:
-        return None
-    expected = itemsize
-    for axis in range(len(shape) - 1, -1, -1):
-        extent = shape[axis]
-        if extent != 1 and strides[axis] != expected:
-            return axis, expected
-        expected *= extent
-    return None
-
-
 class DeviceArray:
     """A view of device memory. It owns nothing: `owner` does, and says until when.
 
@@ -212,9 +192,7 @@ class DeviceArray:
         access = ", read-only" if self.readonly else ""
         return f"DeviceArray({self.dtype.name}{list(self.shape)}, {where}, {state}{access})"
 
-    def _like(
-        self, address: int, shape: Sequence[int], strides: Sequence[int] | None, dtype: Any = None
-    ) -> DeviceArray:
+    def _like(self, address: int, shape: Any, strides: Any, dtype: Any = None) -> DeviceArray:
         dtype = self.dtype if dtype is None else dtype
         return DeviceArray(address, shape, dtype, owner=self.owner, strides=strides, readonly=self.readonly)
 
@@ -256,8 +234,8 @@ class DeviceArray:
     def __getitem__(self, index: Any) -> DeviceArray:
         """Basic indexing: integers, slices with positive steps, one ellipsis. Always a view."""
         entries = list(index) if isinstance(index, tuple) else [index]
-        if Ellipsis in [e for e in entries if e is Ellipsis]:
-            at = next(i for i, e in enumerate(entries) if e is Ellipsis)
+        at = next((i for i, e in enumerate(entries) if e is Ellipsis), None)
+        if at is not None:
             entries[at : at + 1] = [slice(None)] * (self.ndim - len(entries) + 1)
         if len(entries) > self.ndim:
             raise IndexError(f"{len(entries)} indices for {self.ndim} axes")
@@ -279,8 +257,6 @@ class DeviceArray:
                 raise ArgumentError("index", entry, "integers, slices and an ellipsis")
         rest = len(entries)
         return self._like(address, [*shape, *self.shape[rest:]], [*strides, *self.strides[rest:]])
-
-    # --- NumPy --------------------------------------------------------------------------------------------------------
 
     def _carrier(self) -> np.ndarray:
         """Integers over the same memory, holding the lease; the host must not read it on ``cuda``."""
@@ -336,8 +312,6 @@ class DeviceArray:
             raise AttributeError("__array_interface__")
         return self.__array__().__array_interface__
 
-    # --- CUDA array interface -----------------------------------------------------------------------------------------
-
     @property
     def __cuda_array_interface__(self) -> dict[str, object]:
         """Version 3. bf16 and fp8 have no typestr: they appear as ``<V2`` and ``|V1``, as torch and ml_dtypes have it.
@@ -357,8 +331,6 @@ class DeviceArray:
             "strides": None if self.contiguous else self.strides,
             "stream": None if stream is None else stream.handle or 1,  # 0 is ambiguous there: 1 is the legacy stream
         }
-
-    # --- DLPack -------------------------------------------------------------------------------------------------------
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return (dlpack.CUDA, self.device.ordinal) if self.device.kind == "cuda" else (dlpack.CPU, 0)

@@ -11,6 +11,7 @@ Structures and codes are those of DLPack 1.1 (``dlpack.h``).
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -127,6 +128,27 @@ class _Span:
     def __init__(self, interface: dict[str, object], keep: object) -> None:
         self.__array_interface__ = interface
         self.keep = keep
+
+
+def contiguous_strides(shape: Sequence[int], itemsize: int) -> tuple[int, ...]:
+    """Byte strides of a C-contiguous array."""
+    strides = [itemsize] * len(shape)
+    for axis in range(len(shape) - 1, 0, -1):
+        strides[axis - 1] = strides[axis] * shape[axis]
+    return tuple(strides)
+
+
+def broken_axis(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> tuple[int, int] | None:
+    """Innermost axis whose stride is not C-contiguous, and the stride it should have; None if all are."""
+    if 0 in shape:
+        return None
+    expected = itemsize
+    for axis in range(len(shape) - 1, -1, -1):
+        extent = shape[axis]
+        if extent != 1 and strides[axis] != expected:
+            return axis, expected
+        expected *= extent
+    return None
 
 
 def element_code(dtype: np.dtype[Any]) -> tuple[int, int] | None:

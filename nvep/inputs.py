@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from nvep import dlpack
-from nvep.arrays import ArrayDevice, ArrayStream, DeviceArray, broken_axis, contiguous_strides
+from nvep.arrays import ArrayDevice, ArrayStream, DeviceArray
+from nvep.dlpack import broken_axis, contiguous_strides
 from nvep.errors import ArgumentError, DTypeError, ExchangeClosed, ShapeError
 
 ARRAYS = "an array: NumPy, DLPack (torch, CuPy, JAX), __cuda_array_interface__ or __array_interface__"
