@@ -33,7 +33,7 @@ ALTERNATIVES = {
     "nic": ("soft", "verbs"),
     "group": ("mpi", "local"),
     "runtime": ("cuda", "emulated"),
-    "symmetric": ("cuda", "emulated"),
+    "symmetric": ("heap_cuda", "heap_shared"),
 }
 # The reference is the oracle: it may share configuration with the code it judges, nothing else.
 REFERENCE_MAY_IMPORT = {"reference", "arrays", "config", "errors"}

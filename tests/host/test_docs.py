@@ -57,8 +57,8 @@ def test_every_page_is_reachable_from_the_readme() -> None:
         if page in seen or page.suffix != ".md":
             continue
         seen.add(page)
-        links = _LINK.findall(_FENCED.sub("", page.read_text()))
-        queue += [(page.parent / t.partition("#")[0]).resolve() for t in links if "://" not in t and not t.startswith("#")]
+        links = [t for t in _LINK.findall(_FENCED.sub("", page.read_text())) if "://" not in t and t[0] != "#"]
+        queue += [(page.parent / link.partition("#")[0]).resolve() for link in links]
     pages = {path.resolve() for path in snippets.pages() if "design" not in path.parts}
     assert pages - seen == set()
 
@@ -103,8 +103,8 @@ def _shell_lines() -> list[tuple[str, str]]:
     for page in PAGES:
         text = (REPOSITORY / page).read_text()
         for block in re.finditer(r"^```(?:sh|console)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
-            commands = [line.removeprefix("$ ") for line in block[1].splitlines() if line.startswith(("$ ", "make ", "nvep "))]
-            lines += [(page, command) for command in commands]
+            commands = [line for line in block[1].splitlines() if line.startswith(("$ ", "make ", "nvep "))]
+            lines += [(page, command.removeprefix("$ ")) for command in commands]
     return lines
 
 
