@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -71,6 +72,31 @@ class Settings:
             cxx=os.environ.get("CXX"),
             cuda_arch=os.environ.get("NVEP_CUDA_ARCH"),
         )
+
+
+def partial_dtype(partial_format: str) -> np.dtype[Any]:
+    """NumPy element type of a partial format (ml_dtypes for ``bf16``)."""
+    if partial_format == "bf16":
+        import ml_dtypes
+
+        bf16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+        return bf16
+    return np.dtype({"fp16": np.float16, "fp32": np.float32}[partial_format])
+
+
+def mpi_launch() -> tuple[int, int] | None:
+    """Rank and size that the MPI launcher of this process states, without starting MPI; None without a launcher."""
+    pairs = (
+        ("PMI_RANK", "PMI_SIZE"),  # MPICH, Intel MPI
+        ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+        ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
+        ("PMIX_RANK", "SLURM_NTASKS"),  # srun --mpi=pmix
+    )
+    for rank, size in pairs:
+        stated = os.environ.get(rank, ""), os.environ.get(size, "")
+        if stated[0].isdecimal() and stated[1].isdecimal():
+            return int(stated[0]), int(stated[1])
+    return None
 
 
 def _require_int(name: str, value: object, low: int, high: int) -> int:
@@ -142,7 +168,11 @@ class ExchangeConfig:
         put(self, "top_k", _require_int("top_k", self.top_k, 1, min(self.num_experts, 64)))
         put(self, "max_tokens", _require_int("max_tokens", self.max_tokens, 1, MAX_TOKENS_LIMIT))
         put(self, "row_bytes", self._payload_bytes("row_bytes", self.row_bytes))
-        put(self, "extra_payload_bytes", tuple(self._payload_bytes("extra_payload_bytes", b) for b in self.extra_payload_bytes))
+        put(
+            self,
+            "extra_payload_bytes",
+            tuple(self._payload_bytes("extra_payload_bytes", b) for b in self.extra_payload_bytes),
+        )
         if len(self.extra_payload_bytes) > 7:
             raise ArgumentError("extra_payload_bytes", self.extra_payload_bytes, "at most 7 further payloads")
         self._check_partial()
@@ -154,7 +184,9 @@ class ExchangeConfig:
         if self.placement is not None:
             put(self, "placement", tuple(_require_int("placement", r, 0, (1 << 20) - 1) for r in self.placement))
             if len(self.placement or ()) != self.num_experts:
-                raise ArgumentError("placement", len(self.placement or ()), f"one rank per expert: {self.num_experts} entries")
+                raise ArgumentError(
+                    "placement", len(self.placement or ()), f"one rank per expert: {self.num_experts} entries"
+                )
 
     def _payload_bytes(self, name: str, value: object) -> int:
         nbytes = _require_int(name, value, ROW_ALIGNMENT, 1 << 24)
@@ -168,7 +200,9 @@ class ExchangeConfig:
         elements = self.row_bytes // 2 if self.partial_elements is None else self.partial_elements
         object.__setattr__(self, "partial_elements", _require_int("partial_elements", elements, 1, 1 << 23))
         if self.partial_row_bytes % ROW_ALIGNMENT:
-            raise ArgumentError("partial_elements", elements, f"a partial row that is a multiple of {ROW_ALIGNMENT} bytes")
+            raise ArgumentError(
+                "partial_elements", elements, f"a partial row that is a multiple of {ROW_ALIGNMENT} bytes"
+            )
 
     def _check_choices(self) -> None:
         if self.protocol not in PROTOCOLS:
@@ -186,10 +220,15 @@ class ExchangeConfig:
         return (self.row_bytes, *self.extra_payload_bytes)
 
     @property
+    def elements(self) -> int:
+        """Elements of a partial row."""
+        assert self.partial_elements is not None  # __post_init__ settled it
+        return self.partial_elements
+
+    @property
     def partial_row_bytes(self) -> int:
         """Bytes of a partial row."""
-        assert self.partial_elements is not None
-        return self.partial_elements * PARTIAL_ELEMENT_BYTES[self.partial_format]
+        return self.elements * PARTIAL_ELEMENT_BYTES[self.partial_format]
 
     def expert_ranks(self, num_ranks: int) -> np.ndarray:
         """Rank that owns each expert.

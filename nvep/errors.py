@@ -77,7 +77,9 @@ class PeerTimeout(NvepError, TimeoutError):
         self.phase = phase
         self.epoch = epoch
         self.reporter = reporter
-        super().__init__(f"rank {suspect} did not answer: rank {reporter} waited in {phase} of step {epoch} until the deadline")
+        super().__init__(
+            f"rank {suspect} did not answer: rank {reporter} waited in {phase} of step {epoch} until the deadline"
+        )
 
     def __reduce__(self) -> tuple[object, ...]:
         return (type(self), (self.suspect, self.phase, self.epoch, self.reporter))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
+import numpy as np
+
 from nvep.symmetric.layout import Region
 
 
@@ -24,3 +26,8 @@ class ArrivalProtocol(ABC):
     @abstractmethod
     def heap_regions(self, num_ranks: int) -> list[Region]:
         """Record words of one lane, written by peers."""
+
+    @abstractmethod
+    def initial_words(self, num_ranks: int, first_epoch: int) -> dict[str, np.ndarray]:
+        """What each region of ``heap_regions`` holds before the step ``first_epoch``: records of the steps before
+        it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
+from typing import Any
 
 _CTYPES: dict[str, type] = {
     "u32": ctypes.c_uint32,
@@ -16,15 +17,16 @@ _CPP = {"u32": "unsigned int", "i32": "int", "u64": "unsigned long long", "f32":
 
 @dataclass(frozen=True)
 class Field:
-    """One field: ``kind`` is ``u32``, ``i32``, ``u64``, ``f32`` or a C++ pointee type followed by ``*``; ``count`` > 1 is an array."""
+    """One field: ``kind`` is ``u32``, ``i32``, ``u64``, ``f32`` or a C++ pointee type followed by ``*``; ``count`` >
+    1 is an array."""
 
     name: str
     kind: str
     count: int = 1
 
     @property
-    def ctype(self) -> type:
-        base: type = ctypes.c_uint64 if self.kind.endswith("*") else _CTYPES[self.kind]
+    def ctype(self) -> Any:
+        base: Any = ctypes.c_uint64 if self.kind.endswith("*") else _CTYPES[self.kind]
         return base * self.count if self.count > 1 else base
 
     def declaration(self) -> str:
@@ -63,10 +65,10 @@ class ArgumentStruct:
     def cpp(self) -> str:
         """C++ declaration with checks that both sides agree on size and offsets."""
         lines = [f"struct {self.name} {{", *(f.declaration() for f in self.fields), "};"]
-        lines.append(f"static_assert(sizeof({self.name}) == {ctypes.sizeof(self.ctype)}, \"{self.name}: size\");")
+        lines.append(f'static_assert(sizeof({self.name}) == {ctypes.sizeof(self.ctype)}, "{self.name}: size");')
         for f in self.fields:
             offset = getattr(self.ctype, f.name).offset
             lines.append(
-                f"static_assert(__builtin_offsetof({self.name}, {f.name}) == {offset}, \"{self.name}.{f.name}: offset\");"
+                f'static_assert(__builtin_offsetof({self.name}, {f.name}) == {offset}, "{self.name}.{f.name}: offset");'
             )
         return "\n".join(lines)

@@ -141,6 +141,10 @@ class Device(ABC):
         """
 
     @abstractmethod
+    def order(self, consumer_handle: int, producer: Stream) -> None:
+        """Make another library's stream ``consumer_handle`` wait for the work so far of ``producer``."""
+
+    @abstractmethod
     def copy_in(self, address: int, array: np.ndarray, stream: Stream) -> None:
         """Copy a C-contiguous host array to device ``address``; ``array`` may be changed once this returns."""
 
@@ -164,6 +168,10 @@ class Device(ABC):
         CompilationError
             The compiler refused; its output is in the text.
         """
+
+    def load_all(self, sources: dict[str, KernelSource]) -> dict[str, Kernel]:
+        """Load several kernels, by name; devices with a slow compiler run it in parallel."""
+        return {name: self.load(source) for name, source in sources.items()}
 
     @abstractmethod
     def launch(self, kernel: Kernel, shape: LaunchShape, arguments: ctypes.Structure, stream: Stream) -> None:

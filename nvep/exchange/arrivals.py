@@ -1,0 +1,46 @@
+"""What one step brought to this rank."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from nvep.arrays import DeviceArray
+
+
+@dataclass(frozen=True)
+class Arrivals:
+    """Views of a lane's receive buffers; addresses never change, contents belong to the step that returned this.
+
+    Valid from the stream position of ``dispatch`` (or ``dispatch_recv``) until ``combine`` (or ``combine_send``) or
+    ``release`` of the same step: after that, peers write the next step here.
+
+    Attributes
+    ----------
+    payloads : tuple of DeviceArray
+        uint8 ``[ranks, max_tokens, bytes]`` for each payload; row ``[s, i]`` is the i-th token of source rank ``s``.
+    expert_ids : DeviceArray
+        int32 ``[ranks, max_tokens, top_k]``: global ids of each token, ``invalid_expert`` at and beyond the count,
+        and for ids that were invalid.
+    expert_weights : DeviceArray
+        float32 ``[ranks, max_tokens, top_k]``; undefined at and beyond the count.
+    counts : DeviceArray
+        int32 ``[ranks]``: tokens received from each source.
+    partial_rows : DeviceArray
+        ``[ranks, max_tokens, partial_elements]`` in the partial format: write here and give this very array to
+        ``combine`` to save a copy.
+    lane, step : int
+        The lane, and the step of that lane counted on the host.
+    """
+
+    payloads: tuple[DeviceArray, ...]
+    expert_ids: DeviceArray
+    expert_weights: DeviceArray
+    counts: DeviceArray
+    partial_rows: DeviceArray
+    lane: int
+    step: int = field(compare=False)
+
+    @property
+    def rows(self) -> DeviceArray:
+        """The first payload."""
+        return self.payloads[0]

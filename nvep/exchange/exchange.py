@@ -1,0 +1,370 @@
+"""Dispatch and combine: the two operations of an expert-parallel layer."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from nvep.arrays import ArrayOwner, DeviceArray
+from nvep.config import ExchangeConfig, Settings, partial_dtype
+from nvep.errors import ArgumentError, ExchangeClosed, NvepError, StepOrderError
+from nvep.exchange.arguments import COMBINE_ARGUMENTS, DISPATCH_ARGUMENTS
+from nvep.exchange.arrivals import Arrivals
+from nvep.exchange.failures import Statistics
+from nvep.exchange.inputs import InputChecker, StepInputs
+from nvep.exchange.kernels import ExchangeKernels
+from nvep.exchange.lane import Lane
+from nvep.exchange.memory import ExchangeMemory
+from nvep.exchange.plan import Plan
+from nvep.group import RankGroup
+from nvep.runtime.device import Stream
+
+
+class Exchange:
+    """Moves tokens to the ranks that own their experts, and the experts' sums back.
+
+    Construction, and ``close`` of a healthy exchange, are collective: every rank of the group calls them. Steps are
+    not: each rank enqueues its own phases, with its own number of tokens, and the kernels meet on the devices.
+
+    Parameters
+    ----------
+    group : RankGroup
+        Who takes part. The group outlives the exchange.
+    config : ExchangeConfig
+        Equal on all ranks.
+
+    Raises
+    ------
+    ArgumentError, ConfigMismatch, HeapTooLarge, CompilationError
+        With the same text on every rank, before any step.
+    """
+
+    def __init__(self, group: RankGroup, config: ExchangeConfig) -> None:
+        self.group = group
+        self.config = config
+        self.device = group.device
+        self._closed = False
+        self._failure: NvepError | None = None
+        group.together(lambda: _require_config(config, group))
+        group.agree("ExchangeConfig", config)
+        self.plan = Plan(config, group.size)
+        deadline = config.deadline if config.deadline is not None else Settings.from_environment().deadline
+        self.kernels = ExchangeKernels(group, self.plan)
+        self.memory = ExchangeMemory(group, self.plan)
+        self._inputs = InputChecker(config, group.size, self.device)
+        self._lanes = [Lane(i, self.device) for i in range(config.lanes)]
+        common = {"peers": self.memory.heap.peer_table.address, "deadline": int(deadline * 1e9), "rank": group.rank}
+        lane_fields = [
+            {**common, "lane": i, "local": self.memory.lane_local(i), "status": self.memory.status.address(i)}
+            for i in range(config.lanes)
+        ]
+        self._dispatch_arguments = [
+            DISPATCH_ARGUMENTS.new(
+                **fields, masked=self.memory.mask.address, expert_ranks=self.memory.expert_ranks.address
+            )
+            for fields in lane_fields
+        ]
+        self._combine_arguments = [COMBINE_ARGUMENTS.new(**fields) for fields in lane_fields]
+        self._owners = [ArrayOwner(self.device) for _ in range(config.lanes)]
+        self._arrivals = [self._view_arrivals(i) for i in range(config.lanes)]
+        self._mask = np.zeros(group.size, dtype=bool)
+
+    # --- dispatch
+    # -------------------------------------------------------------------------------------------------------
+
+    def dispatch(
+        self,
+        tokens: Any,
+        expert_ids: Any,
+        expert_weights: Any,
+        *,
+        num_tokens: Any = None,
+        lane: int = 0,
+        stream: Any = None,
+    ) -> Arrivals:
+        """Send this rank's tokens and receive those that other ranks send here, in one kernel launch.
+
+        Parameters
+        ----------
+        tokens : array or tuple of arrays
+            One array per payload, ``[tokens, ...]`` with ``row_bytes`` (``extra_payload_bytes``) bytes a token, any
+            dtype, C-contiguous, 16-byte aligned. NumPy, DLPack, CUDA array interface or DeviceArray. On a GPU, host
+            arrays are copied; everything else is read in place, in stream order, and must not change until the step
+            ran.
+        expert_ids : array
+            int32 or int64 ``[tokens, top_k]``, distinct within a token; -1 means none.
+        expert_weights : array
+            float32 ``[tokens, top_k]``.
+        num_tokens : int or array, optional
+            Tokens of this step where the arrays are longer: a number, or an int32 ``[1]`` device array read by the
+            kernel, so that replays of a graph can change it. Default: all.
+        lane : int
+            Lane of the step.
+        stream : stream, optional
+            A Stream, an int handle, anything with ``__cuda_stream__``; default: the device's own.
+
+        Returns
+        -------
+        Arrivals
+            Views of the receive buffers.
+
+        Raises
+        ------
+        ArgumentError, DTypeError, ShapeError
+            Before any device work.
+        StepOrderError
+            The lane's previous step was not combined or released.
+        PeerTimeout, ProtocolMismatch
+            An earlier step failed.
+        """
+        self._send("dispatch", tokens, expert_ids, expert_weights, num_tokens, lane, stream)
+        return self._arrived(lane)
+
+    def dispatch_send(
+        self,
+        tokens: Any,
+        expert_ids: Any,
+        expert_weights: Any,
+        *,
+        num_tokens: Any = None,
+        lane: int = 0,
+        stream: Any = None,
+    ) -> None:
+        """First half of `dispatch`: occupies the device only while it sends. Parameters and errors as there."""
+        self._send("dispatch_send", tokens, expert_ids, expert_weights, num_tokens, lane, stream)
+
+    def dispatch_recv(self, *, lane: int = 0, stream: Any = None) -> Arrivals:
+        """Second half of `dispatch`: wait for every peer. Returns and raises as `dispatch`."""
+        state, queue = self._open("dispatch_recv", lane, stream)
+        state.follow(queue)
+        self.kernels.launch("dispatch_recv", self._dispatch_arguments[lane], queue)
+        state.advance("dispatch_recv")
+        return self._arrived(lane)
+
+    def _send(self, phase: str, tokens: Any, ids: Any, weights: Any, count: Any, lane: int, stream: Any) -> None:
+        state, queue = self._open(phase, lane, stream)
+        step = self._inputs.step(lane, (tokens, ids, weights, count), queue)
+        state.follow(queue)
+        self._set_dispatch(self._dispatch_arguments[lane], step)
+        self.kernels.launch(phase, self._dispatch_arguments[lane], queue)
+        state.tokens = None if step.num_tokens_device else step.num_tokens
+        state.keep(step.keepalive)
+        state.advance(phase)
+
+    @staticmethod
+    def _set_dispatch(arguments: ctypes.Structure, step: StepInputs) -> None:
+        for index, address in enumerate(step.payloads):
+            arguments.payloads[index] = address
+        arguments.expert_ids = step.expert_ids
+        arguments.ids_are_64_bit = int(step.ids_are_64_bit)
+        arguments.expert_weights = step.expert_weights
+        arguments.num_tokens = step.num_tokens
+        arguments.num_tokens_device = step.num_tokens_device
+
+    # --- combine
+    # --------------------------------------------------------------------------------------------------------
+
+    def combine(self, partial_rows: Any, arrivals: Arrivals, *, out: Any = None, stream: Any = None) -> DeviceArray:
+        """Return partial rows to their sources and sum this rank's, in one kernel launch.
+
+        Parameters
+        ----------
+        partial_rows : array
+            ``[ranks, max_tokens, partial_elements]`` in the partial format: row ``[s, i]`` is this rank's weighted
+            sum for arrival ``[s, i]``. Rows at and beyond the counts are not read. Passing ``arrivals.partial_rows``
+            saves a copy.
+        arrivals : Arrivals
+            What `dispatch` returned in this step.
+        out : array, optional
+            ``[at least tokens, partial_elements]`` to write; default: a buffer of the exchange, valid until the next
+            combine of this lane.
+        stream : stream, optional
+            As in `dispatch`.
+
+        Returns
+        -------
+        DeviceArray
+            ``[tokens, partial_elements]``: for each token the sum of its partial rows, in float32, over target ranks
+            ascending, rounded once. Where the number of tokens is known to the device alone, all ``max_tokens`` rows.
+
+        Raises
+        ------
+        ArgumentError, DTypeError, ShapeError, StepOrderError, PeerTimeout
+            As in `dispatch`.
+        """
+        return self._combine("combine", arrivals, partial_rows, out, stream)
+
+    def combine_send(self, partial_rows: Any, arrivals: Arrivals, *, stream: Any = None) -> None:
+        """First half of `combine`: expose the partial rows. Parameters and errors as there."""
+        state, queue = self._open("combine_send", arrivals.lane, stream, arrivals)
+        self._give_back("combine_send", state, partial_rows, queue)
+        state.advance("combine_send")
+
+    def combine_recv(self, arrivals: Arrivals, *, out: Any = None, stream: Any = None) -> DeviceArray:
+        """Second half of `combine`: wait, pull and sum. Parameters, result and errors as there."""
+        state, queue = self._open("combine_recv", arrivals.lane, stream, arrivals)
+        result = self._output(state, out, queue)
+        state.follow(queue)
+        self.kernels.launch("combine_recv", self._combine_arguments[state.index], queue)
+        state.advance("combine_recv")
+        return result
+
+    def release(self, arrivals: Arrivals, *, stream: Any = None) -> None:
+        """End a step that needs no combine: peers may overwrite its arrivals once this ran everywhere."""
+        state, queue = self._open("release", arrivals.lane, stream, arrivals)
+        state.follow(queue)
+        self.kernels.launch("release", self._combine_arguments[state.index], queue)
+        state.advance("release")
+
+    def _combine(self, phase: str, arrivals: Arrivals, partial_rows: Any, out: Any, stream: Any) -> DeviceArray:
+        state, queue = self._open(phase, arrivals.lane, stream, arrivals)
+        result = self._output(state, out, queue)
+        self._give_back(phase, state, partial_rows, queue)
+        state.advance(phase)
+        return result
+
+    def _give_back(self, phase: str, state: Lane, partial_rows: Any, queue: Stream) -> None:
+        arguments = self._combine_arguments[state.index]
+        arguments.partial_rows, view = self._inputs.partial_rows(state.index, partial_rows, queue)
+        state.follow(queue)
+        copies = arguments.partial_rows != self._arrivals[state.index].partial_rows.address
+        self.kernels.launch(phase, arguments, queue, copies=copies)
+        state.keep(view)
+
+    def _output(self, state: Lane, out: Any, queue: Stream) -> DeviceArray:
+        rows = self.config.max_tokens if state.tokens is None else state.tokens
+        elements = self.config.elements
+        dtype = partial_dtype(self.config.partial_format)
+        arguments = self._combine_arguments[state.index]
+        if out is None:
+            arguments.output = self.memory.output(state.index)
+            return DeviceArray(arguments.output, (rows, elements), dtype, owner=self._owners[state.index])
+        view = self._inputs.output(out, rows, queue)
+        arguments.output = view.address
+        owner = ArrayOwner(self.device, stream=queue, keepalive=view)
+        return DeviceArray(view.address, (rows, elements), dtype, owner=owner)
+
+    # --- state
+    # ----------------------------------------------------------------------------------------------------------
+
+    def set_mask(self, masked: Any, *, stream: Any = None) -> None:
+        """Leave ranks out from the next D.send on ``stream``; the same on every rank that stays, at the same step.
+
+        Parameters
+        ----------
+        masked : sequence of bool
+            One entry per rank. Masking is one-way: a rank once masked stays so; this rank cannot mask itself.
+
+        Raises
+        ------
+        ArgumentError
+            Wrong length, this rank masked, or a masked rank readmitted.
+        """
+        self._require_open()
+        wanted = np.asarray(masked, dtype=bool)
+        if wanted.shape != (self.group.size,):
+            raise ArgumentError("masked", wanted.shape, f"one entry per rank: {self.group.size}")
+        if wanted[self.group.rank]:
+            raise ArgumentError("masked", f"rank {self.group.rank}", "other ranks than this one")
+        if (self._mask & ~wanted).any():
+            raise ArgumentError("masked", wanted.tolist(), f"a superset of what is masked: {self._mask.tolist()}")
+        self._mask = wanted
+        self.device.copy_in(self.memory.mask.address, wanted.astype(np.uint32), self.device.as_stream(stream))
+
+    def check(self) -> None:
+        """Raise what kernels have reported so far, without waiting. Every phase does this first."""
+        if self._failure is None:
+            self._failure = self.memory.status.error()
+        if self._failure is not None:
+            raise self._failure
+
+    def synchronize(self, stream: Any = None) -> None:
+        """Wait for ``stream``, then `check`. A step's failure is certain to be seen here."""
+        self._require_open()
+        self.device.as_stream(stream).synchronize()
+        self.check()
+
+    def statistics(self) -> Statistics:
+        """Counts of ids and tokens that were not exchanged as given; up to date after `synchronize`."""
+        self._require_open()
+        return self.memory.status.statistics()
+
+    def close(self) -> None:
+        """Free everything; idempotent. Collective while healthy; after a failure, each rank for itself."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            self.device.default_stream.synchronize()
+            for lane in self._lanes:
+                lane.synchronize()
+        finally:
+            try:
+                if self._failure is None and self.memory.status.error() is None:
+                    self.group.barrier()  # nobody unmaps what a peer's last kernel may still read
+            finally:
+                self._inputs.close()
+                for owner in self._owners:
+                    owner.expire()
+                self.memory.close()
+
+    def __enter__(self) -> Exchange:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        self.note_failure(error)
+        self.close()
+
+    def note_failure(self, error: BaseException | None) -> None:
+        """This rank is leaving because of ``error``: ``close`` will not wait for the others."""
+        if error is not None and self._failure is None:
+            self._failure = error if isinstance(error, NvepError) else NvepError(f"left after {error!r}")
+
+    def _view_arrivals(self, lane: int) -> Arrivals:
+        config, heap, ranks = self.config, self.memory.heap, self.group.size
+        rows = (ranks, config.max_tokens)
+
+        def region(name: str, shape: tuple[int, ...], dtype: Any) -> DeviceArray:
+            return DeviceArray(heap.address(name, lane=lane), shape, dtype, owner=self._owners[lane])
+
+        counts = self.memory.lane_local(lane) + self.plan.local.offset("Counts")
+        return Arrivals(
+            payloads=tuple(region(f"Payload{i}", (*rows, n), np.uint8) for i, n in enumerate(config.payload_bytes)),
+            expert_ids=region("ExpertIds", (*rows, config.top_k), np.int32),
+            expert_weights=region("ExpertWeights", (*rows, config.top_k), np.float32),
+            counts=DeviceArray(counts, (ranks,), np.int32, owner=self._owners[lane]),
+            partial_rows=region("PartialRows", (*rows, config.elements), partial_dtype(config.partial_format)),
+            lane=lane,
+            step=0,
+        )
+
+    def _arrived(self, lane: int) -> Arrivals:
+        return dataclasses.replace(self._arrivals[lane], step=self._lanes[lane].step)
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise ExchangeClosed("the exchange is closed")
+
+    def _open(self, phase: str, lane: int, stream: Any, arrivals: Arrivals | None = None) -> tuple[Lane, Stream]:
+        self._require_open()
+        self.check()
+        if isinstance(lane, bool) or not isinstance(lane, int) or not 0 <= lane < len(self._lanes):
+            raise ArgumentError("lane", lane, f"0 to {len(self._lanes) - 1}")
+        state = self._lanes[lane]
+        state.require(phase)
+        if arrivals is not None and arrivals.step != state.step:
+            raise StepOrderError(
+                f"{phase}: these arrivals are of step {arrivals.step}, lane {lane} is at step {state.step}"
+            )
+        queue = self.device.as_stream(stream)
+        self._owners[lane].stream = queue
+        return state, queue
+
+
+def _require_config(config: object, group: RankGroup) -> None:
+    if not isinstance(config, ExchangeConfig):
+        raise ArgumentError("config", config, "an ExchangeConfig")
+    config.expert_ranks(group.size)

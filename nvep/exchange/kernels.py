@@ -1,0 +1,53 @@
+"""Exchange kernels: loaded before the first step, with launch shapes that cannot deadlock."""
+
+from __future__ import annotations
+
+import ctypes
+
+from nvep.errors import ArgumentError
+from nvep.exchange.plan import KERNEL_NAMES, Plan
+from nvep.group import RankGroup
+from nvep.runtime.device import Kernel, LaunchShape, Stream
+
+_HEADER_ONLY_BLOCKS = 8  # D.recv alone touches headers, never rows
+
+
+class ExchangeKernels:
+    """Every kernel of a plan on this rank's device.
+
+    Blocks that wait for peers must all be resident at once, together with those of the other ranks and lanes that
+    share the device: the number of blocks is cut to that, or refused where the configuration asks for more.
+    Construction is collective.
+    """
+
+    def __init__(self, group: RankGroup, plan: Plan) -> None:
+        self._device = group.device
+        self._kernels: dict[str, Kernel] = {}
+        self._shapes: dict[str, LaunchShape] = {}
+        group.together(lambda: self._load(group, plan))
+
+    def _load(self, group: RankGroup, plan: Plan) -> None:
+        device, config = self._device, plan.config
+        threads = device.default_threads
+        self._kernels = device.load_all(plan.kernels())
+        sharing = config.lanes * (1 if device.emulated else group.ranks_on_device)
+        resident = min(device.resident_blocks(kernel, threads) for kernel in self._kernels.values()) // sharing
+        if resident < 1:
+            allowed = (
+                f"fewer than {sharing} ranks and lanes on one device, so that one block of each is resident at once"
+            )
+            raise ArgumentError("lanes", config.lanes, allowed)
+        if config.max_blocks is not None and config.max_blocks > resident:
+            raise ArgumentError(
+                "max_blocks", config.max_blocks, f"at most {resident}, what is resident at once on {device.name}"
+            )
+        blocks = config.max_blocks or min(device.default_blocks, resident)
+        for name in KERNEL_NAMES:
+            self._shapes[name] = LaunchShape(blocks, threads)
+        self._shapes["dispatch_recv"] = LaunchShape(min(blocks, _HEADER_ONLY_BLOCKS), threads)
+        self._shapes["release"] = self._announce_only = LaunchShape(1, threads)
+
+    def launch(self, name: str, arguments: ctypes.Structure, stream: Stream, *, copies: bool = True) -> None:
+        """Enqueue a phase; ``copies=False`` says that C.send has no rows to copy, so one block announces."""
+        shape = self._announce_only if name == "combine_send" and not copies else self._shapes[name]
+        self._device.launch(self._kernels[name], shape, arguments, stream)
