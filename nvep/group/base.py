@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from nvep.errors import ConfigMismatch
 from nvep.runtime.device import Device
+
+T = TypeVar("T")
 
 
 class RankGroup(ABC):
@@ -68,9 +72,19 @@ class RankGroup(ABC):
     def raise_together(self, error: Exception | None) -> None:
         """Collective: if any rank brings an error, every rank raises the lowest such rank's, with the same text."""
         errors = self.allgather(error)
-        for e in errors:
+        for rank, e in enumerate(errors):
             if e is not None:
-                raise e
+                raise e if rank == self.rank else _duplicate(e)
+
+    def together(self, step: Callable[[], T]) -> T:
+        """Collective: run ``step`` on each rank; if any raised, every rank raises the lowest such rank's error."""
+        failure: Exception | None = None
+        try:
+            result = step()
+        except Exception as error:
+            failure = error
+        self.raise_together(failure)
+        return result
 
     def agree(self, what: str, value: Any) -> None:
         """Collective: raise ConfigMismatch with the same text on every rank unless all bring an equal ``value``."""
@@ -85,3 +99,11 @@ class RankGroup(ABC):
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+def _duplicate(error: Exception) -> Exception:
+    """An equal error with a traceback of its own: ranks that are threads share the original object."""
+    try:
+        return copy.copy(error)
+    except Exception:
+        return error
