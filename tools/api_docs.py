@@ -28,7 +28,16 @@ SECTIONS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
             "nvep.group:run_local",
         ),
     ),
-    ("The MoE layer", "Router output in, layer output out.", ("nvep.moe:MoELayer",)),
+    (
+        "The MoE layer",
+        "Router output in, layer output out.",
+        ("nvep.moe:MoELayer", "nvep.moe:MoEWeights"),
+    ),
+    (
+        "Arrays",
+        "What views into nvep's memory can do.",
+        ("nvep.arrays:DeviceArray",),
+    ),
 )
 ERRORS = "nvep.errors"
 _UNDERLINE = re.compile(r"^(?P<title>[A-Z][A-Za-z ]+)\n-{3,}\n", re.MULTILINE)
