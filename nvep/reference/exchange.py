@@ -5,22 +5,15 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from nvep.config import ExchangeConfig
+from nvep.config import ExchangeConfig, partial_dtype
 from nvep.reference.routing import Float32Array, Int32Array, distinct_targets, sanitised_ids, slots
 
 ByteArray = npt.NDArray[np.uint8]
 BoolArray = npt.NDArray[np.bool_]
 PartialArray = npt.NDArray[np.generic]
-
-PARTIAL_DTYPES: dict[str, np.dtype[np.generic]] = {
-    "bf16": np.dtype(ml_dtypes.bfloat16),
-    "fp16": np.dtype(np.float16),
-    "fp32": np.dtype(np.float32),
-}
 
 
 @dataclass(frozen=True)
@@ -122,7 +115,7 @@ def dispatch(
 def round_to_partial(values: Float32Array, config: ExchangeConfig) -> PartialArray:
     """float32 rounded once, to nearest even, to the element type of partial rows; too large becomes infinite."""
     with np.errstate(over="ignore"):
-        return values.astype(PARTIAL_DTYPES[config.partial_format])
+        return values.astype(partial_dtype(config.partial_format))
 
 
 def combine_at(
@@ -138,7 +131,7 @@ def combine_at(
     expert_ranks = config.expert_ranks(num_ranks)
     slot_of = slots(expert_ids, expert_ranks, num_ranks)
     assert config.partial_elements is not None
-    result = np.zeros((len(expert_ids), config.partial_elements), dtype=PARTIAL_DTYPES[config.partial_format])
+    result = np.zeros((len(expert_ids), config.partial_elements), dtype=partial_dtype(config.partial_format))
     if source in masked:
         return result
     for token, ids in enumerate(expert_ids.tolist()):

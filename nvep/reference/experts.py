@@ -9,9 +9,9 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from nvep.config import ExchangeConfig
+from nvep.config import ExchangeConfig, partial_dtype
 from nvep.errors import ArgumentError
-from nvep.reference.exchange import PARTIAL_DTYPES, BoolArray, PartialArray, ReferenceArrivals, round_to_partial
+from nvep.reference.exchange import BoolArray, PartialArray, ReferenceArrivals, round_to_partial
 from nvep.reference.routing import Float32Array
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
@@ -87,7 +87,7 @@ def _partial_rows(
         raise ArgumentError(
             "partial_elements", config.partial_elements, f"the row's {config.row_bytes // 2} bf16 elements"
         )
-    result = np.zeros((*arrivals.valid.shape, config.partial_elements), dtype=PARTIAL_DTYPES[config.partial_format])
+    result = np.zeros((*arrivals.valid.shape, config.partial_elements), dtype=partial_dtype(config.partial_format))
     for source, slot in np.argwhere(arrivals.valid).tolist():
         row = arrivals.payloads[0][source, slot].view(BF16).astype(np.float32)
         ids = arrivals.expert_ids[source, slot].tolist()

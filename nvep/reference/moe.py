@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from nvep.config import ExchangeConfig
-from nvep.reference.exchange import PARTIAL_DTYPES, PartialArray, round_to_partial
+from nvep.config import ExchangeConfig, partial_dtype
+from nvep.reference.exchange import PartialArray, round_to_partial
 from nvep.reference.experts import BF16, ExpertMatrices, swiglu_expert, weighted_sum
 from nvep.reference.routing import Float32Array, Int32Array, distinct_targets, sanitised_ids
 
@@ -43,7 +43,7 @@ def moe_layer(
         Partial dtype, ``[tokens, hidden]``; zeros for a token that chose nobody.
     """
     expert_ranks = config.expert_ranks(num_ranks)
-    result = np.zeros(rows.shape, dtype=PARTIAL_DTYPES[config.partial_format])
+    result = np.zeros(rows.shape, dtype=partial_dtype(config.partial_format))
     for token, given in enumerate(expert_ids.tolist()):
         ids = sanitised_ids(given, config.num_experts, config.invalid_expert)
         row = rows[token].astype(BF16).astype(np.float32)
