@@ -14,7 +14,7 @@ import numpy as np
 from cuda.bindings import driver
 
 from nvep.config import Settings
-from nvep.errors import ArgumentError, DeviceError
+from nvep.errors import ArgumentError, DeviceError, ShapeError
 from nvep.runtime.cuda_calls import check, core_call, count_devices
 from nvep.runtime.cuda_memory import CudaHostMemory, CudaMemory, StagingRing
 from nvep.runtime.cuda_stream import CudaGraph, CudaStream, stream_handle
@@ -83,7 +83,7 @@ def _kernel(kernel: Kernel) -> CudaKernel:
 
 def _raw(array: np.ndarray) -> np.ndarray:
     if not array.flags.c_contiguous:
-        raise ArgumentError("array", f"strides {array.strides}", "a C-contiguous array")
+        raise ShapeError("array", f"strides {array.strides}", "a C-contiguous array")
     return array.reshape(-1).view(np.uint8)
 
 
@@ -122,7 +122,7 @@ class CudaDevice(Device):
         self.name = f"{core.name} (GPU {ordinal}, {self.arch})"
         self.multiprocessors = int(core.properties.multiprocessor_count)
         self.default_threads = 512
-        # Eight ranks of a local group can then wait at once with two blocks on a multiprocessor (64 registers a thread).
+        # Eight ranks of a local group can then wait at once, two blocks of 64 registers a thread to a multiprocessor.
         self.default_blocks = max(1, self.multiprocessors // 4)
         self._lock = Lock()
         self._kernels: dict[str, CudaKernel] = {}

@@ -178,7 +178,8 @@ class HostJit:
 
     def _key(self, text: str, flags: tuple[str, ...]) -> str:
         h = hashlib.sha256(headers_digest().encode())
-        for part in (text, *self.compiler.command, self.compiler.identity, platform.system(), platform.machine(), *flags):
+        machine = (platform.system(), platform.machine())
+        for part in (text, *self.compiler.command, self.compiler.identity, *machine, *flags):
             h.update(b"\0" + part.encode())
         return h.hexdigest()[:32]
 

@@ -29,9 +29,18 @@ _LOG = logging.getLogger("nvep")
 # NVRTC 13.0 lacks the builtin that the argument structs' checks use; every NVRTC has what it expands to here.
 _OFFSETOF = "--define-macro=__builtin_offsetof(type,member)=__INTADDR__(&((type*)0)->member)"
 
+# Kernels share one generated prelude, so most leave some of its constants unused (177).
 # Products and sums stay as written (a fused one only where a kernel asks for it): the emulated device, the reference
 # and every architecture then agree to the bit. NVRTC's own cache is off because a hit in it prints no resource usage.
-OPTIONS = ("--std=c++17", "--fmad=false", "--generate-line-info", "--ptxas-options=-v", "--no-cache", _OFFSETOF)
+OPTIONS = (
+    "--std=c++17",
+    "--fmad=false",
+    "--generate-line-info",
+    "--ptxas-options=-v",
+    "--no-cache",
+    "--diag-suppress=177",
+    _OFFSETOF,
+)
 
 # Variants with instructions that later GPUs of the same family may lack; a cubin built here always runs where it was
 # built for, so the variant is taken wherever one exists.
