@@ -40,6 +40,7 @@ SECTIONS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ),
 )
 ERRORS = "nvep.errors"
+SIGNATURE_WIDTH = 100
 _UNDERLINE = re.compile(r"^(?P<title>[A-Z][A-Za-z ]+)\n-{3,}\n", re.MULTILINE)
 
 
@@ -74,11 +75,38 @@ def markdown(docstring: str) -> str:
     return "\n".join(lines).strip()
 
 
+class _Verbatim:
+    """An annotation shown as it was written: with ``from __future__ import annotations`` they are strings."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+def _as_written(annotation: Any) -> Any:
+    return _Verbatim(annotation) if isinstance(annotation, str) else annotation
+
+
 def _signature(name: str, obj: Any) -> str:
-    text = f"{name}{inspect.signature(obj)}"
-    text = re.sub(r"\bself(, )?", "", text, count=1) if "(self" in text else text
-    text = re.sub(r"'([^']*)'", r"\1", text) if "__future__" not in text else text
-    return text.replace(" -> None", "") if inspect.isclass(obj) else text
+    """Return a call as text, one parameter a line where it would not fit on one."""
+    signature = inspect.signature(obj)
+    given = [p for p in signature.parameters.values() if p.name != "self"]
+    parameters = [p.replace(annotation=_as_written(p.annotation)) for p in given]
+    returns = signature.empty if inspect.isclass(obj) else _as_written(signature.return_annotation)
+    text = f"{name}{signature.replace(parameters=parameters, return_annotation=returns)}"
+    if len(text) <= SIGNATURE_WIDTH:
+        return text
+    _, _, result = text.rpartition(")")
+    # Rendered one at a time, so that commas inside annotations stay where they are.
+    named = [p.replace(kind=p.POSITIONAL_OR_KEYWORD) if p.kind == p.KEYWORD_ONLY else p for p in parameters]
+    lines = [str(inspect.Signature([p]))[1:-1] for p in named]
+    for index, parameter in enumerate(parameters):
+        if parameter.kind == parameter.KEYWORD_ONLY:
+            lines.insert(index, "*")
+            break
+    return f"{name}(\n" + "".join(f"    {line},\n" for line in lines) + f"){result}"
 
 
 def _members(cls: type) -> Iterator[tuple[str, Any]]:

@@ -1,9 +1,9 @@
 """Code blocks of the documentation, as programs that tests run.
 
 A ``python`` block is a program of its own. HTML comments on the line before a block, which readers do not see, say
-more: ``<!-- continues -->`` puts the blocks before it (of the same page, from the last one that starts a program) in front,
-``<!-- ranks: 2 -->`` runs it under mpirun, and ``<!-- prints -->`` before a ``text`` block compares it with what the
-program before it printed.
+more: ``<!-- continues -->`` puts the blocks before it (of the same page, from the last one that starts a program) in
+front, ``<!-- ranks: 2 -->`` runs it under mpirun, and ``<!-- prints -->`` before a ``text`` block compares it with what
+the program before it printed.
 """
 
 from __future__ import annotations
