@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -39,6 +39,10 @@ class RoutingTrace:
     num_experts: int
     layer: str | None
     source: str
+
+    def first(self, tokens: int) -> RoutingTrace:
+        """The first ``tokens`` tokens, or all where there are fewer."""
+        return replace(self, ids=self.ids[:tokens], weights=self.weights[:tokens])
 
 
 def read_trace(path: str | Path, *, layer: str | None = None, num_experts: int | None = None) -> RoutingTrace:
