@@ -17,7 +17,6 @@ from nvep.dlpack import broken_axis, contiguous_strides
 from nvep.errors import ArgumentError, DTypeError, ExchangeClosed, ShapeError
 
 _CARRIERS = {1: "|u1", 2: "<u2", 4: "<u4", 8: "<u8", 16: "<c16"}
-_PLAIN_KINDS = "biufc"
 CLOSED = "the exchange that owned this array is closed"
 
 
@@ -292,6 +291,7 @@ class DeviceArray:
         return np.array(np.ndarray(self.shape, self.dtype, raw, strides=self.strides), order="C")
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        # Not __array_interface__: it has no typestr for bf16 and fp8, and its readers would hold no lease.
         if copy:
             host = self.numpy()
         elif self.device.kind == "cuda":
@@ -306,13 +306,6 @@ class DeviceArray:
         return host.astype(dtype)
 
     @property
-    def __array_interface__(self) -> dict[str, object]:
-        # Extension types have no typestr that NumPy reads back: __array__ carries them.
-        if self.device.kind == "cuda" or self.dtype.kind not in _PLAIN_KINDS or self.dtype.name not in np.sctypeDict:
-            raise AttributeError("__array_interface__")
-        return self.__array__().__array_interface__
-
-    @property
     def __cuda_array_interface__(self) -> dict[str, object]:
         """Version 3. bf16 and fp8 have no typestr: they appear as ``<V2`` and ``|V1``, as torch and ml_dtypes have it.
 
@@ -321,12 +314,11 @@ class DeviceArray:
         if self.device.kind != "cuda":
             raise AttributeError("__cuda_array_interface__")
         self.owner.lease()
-        plain = self.dtype.name in np.sctypeDict
-        stream = self.owner.stream
+        itemsize, stream = self.dtype.itemsize, self.owner.stream
         return {
             "version": 3,
             "shape": self.shape,
-            "typestr": self.dtype.str if plain else f"{'<' if self.dtype.itemsize > 1 else '|'}V{self.dtype.itemsize}",
+            "typestr": self.dtype.str if self.dtype.isbuiltin == 1 else f"{'<' if itemsize > 1 else '|'}V{itemsize}",
             "data": (self._address if self.size else 0, self.readonly),
             "strides": None if self.contiguous else self.strides,
             "stream": None if stream is None else stream.handle or 1,  # 0 is ambiguous there: 1 is the legacy stream
