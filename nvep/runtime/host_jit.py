@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import fcntl
 import hashlib
@@ -44,6 +45,7 @@ COMPILE_TIMEOUT_S = 600.0
 ENTRY = "nvep_entry"
 
 Progress = Callable[[str], None]
+_LOG = logging.getLogger("nvep.host_jit")
 
 
 @dataclass(frozen=True)
@@ -119,7 +121,7 @@ class HostJit:
     ) -> None:
         self._settings = settings or Settings.from_environment()
         self._extra = tuple(extra_flags)
-        self._progress = progress or logging.getLogger("nvep.host_jit").info
+        self._progress = progress or _LOG.info
 
     @property
     def compiler(self) -> HostCompiler:
@@ -165,15 +167,11 @@ class HostJit:
         """
         all_flags = (*FLAGS, *self._extra, *flags)
         target = self._settings.cache_dir / "host" / f"{name}-{self._key(text, all_flags)}.so"
-        if target.exists():
-            return target
-        try:
-            target.parent.mkdir(parents=True, exist_ok=True)
+        if not target.exists():
+            target = _writable(target)
             with _lock(target.with_suffix(".lock")):
                 if not target.exists():
                     self._compile(name, text, all_flags, target)
-        except OSError as e:
-            raise CompilationError(f"cannot write compiled kernels to {target.parent}: {e}; set NVEP_CACHE_DIR") from e
         return target
 
     def _key(self, text: str, flags: tuple[str, ...]) -> str:
@@ -198,6 +196,25 @@ class HostJit:
         self._progress(f"compiled {name} in {time.monotonic() - started:.1f} s")
 
 
+def _writable(target: Path) -> Path:
+    """Return ``target``, or where its folder cannot be written, the same name in a folder that this process deletes."""
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=target.parent):
+            return target
+    except OSError as error:
+        private = _private_folder()
+        _LOG.warning("compiled kernels are not kept, %s cannot be written: %s", target.parent, error)
+        return private / target.name
+
+
+@lru_cache(maxsize=1)
+def _private_folder() -> Path:
+    folder = tempfile.mkdtemp(prefix="nvep-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Path(folder)
+
+
 def _run(command: list[str], name: str) -> None:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=COMPILE_TIMEOUT_S, check=False)
@@ -206,7 +223,7 @@ def _run(command: list[str], name: str) -> None:
     if done.returncode != 0:
         raise CompilationError(f"{name}: {' '.join(command)}\n{done.stdout}{done.stderr}")
     if done.stderr.strip():
-        logging.getLogger("nvep.host_jit").warning("%s: %s", name, done.stderr.strip())
+        _LOG.warning("%s: %s", name, done.stderr.strip())
 
 
 @contextlib.contextmanager
