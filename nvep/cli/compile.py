@@ -123,7 +123,8 @@ def _compile_with_progress(catalog: Catalog, architectures: list[str], jobs: int
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    shown = sys.stderr.isatty()
+    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not shown) as progress:
         task = progress.add_task("compiling", total=len(catalog) * len(architectures))
 
         def done(outcome: Outcome) -> None:
