@@ -11,7 +11,8 @@ Structures and codes are those of DLPack 1.1 (``dlpack.h``).
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -107,7 +108,10 @@ class Imported(NamedTuple):
 
 
 class _Taken:
-    """Owns a consumed tensor: the producer's deleter runs once, when this dies."""
+    """Owns a consumed tensor: the producer's deleter runs once, when this dies.
+
+    Not at interpreter exit: the memory ends with the process, and the producer may have ended before.
+    """
 
     __slots__ = ("_deleter", "_pointer")
 
@@ -115,8 +119,8 @@ class _Taken:
         self._pointer = pointer
         self._deleter = deleter
 
-    def __del__(self) -> None:
-        if self._deleter is not None:
+    def __del__(self, _exiting: Callable[[], bool] = sys.is_finalizing) -> None:
+        if self._deleter is not None and not _exiting():
             self._deleter(self._pointer)
 
 

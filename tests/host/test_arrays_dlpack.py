@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import subprocess
 import sys
 import weakref
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -255,3 +257,20 @@ def test_capsules_that_are_refused() -> None:
     del kept
     with pytest.raises(BufferError, match="not a DLPack capsule"):
         dlpack.take_capsule(object())
+
+
+LAST_WORDS = """
+import sys
+import numpy as np
+from nvep import dlpack
+from tests.host.array_support import EXTENSION, Foreign, device_array
+array = device_array(np.zeros((4, 6), EXTENSION[0]))
+taken = dlpack.take_capsule(Foreign(np.zeros(3, np.float32), (2, 32)).__dlpack__())
+sys.kept = (array.__dlpack__(), np.asarray(array), taken)
+"""
+
+
+def test_arrays_that_live_until_the_interpreter_exits() -> None:
+    root = Path(__file__).resolve().parents[2]
+    done = subprocess.run([sys.executable, "-c", LAST_WORDS], cwd=root, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
