@@ -36,8 +36,8 @@ class EmulatedMemory(HostMemory):
         needed = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
         if needed > self.nbytes:
             raise ShapeError("shape", shape, f"at most {self.nbytes} bytes of {np.dtype(dtype)}")
-        flat = np.frombuffer(self._pages, dtype=np.uint8, count=needed)
-        return flat.view(dtype).reshape(shape)
+        flat: np.ndarray = np.frombuffer(self._pages, dtype=np.uint8, count=needed).view(dtype)
+        return flat.reshape(shape)
 
     def free(self) -> None:
         self._pages = None

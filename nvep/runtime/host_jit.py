@@ -77,26 +77,27 @@ def find_compiler(preferred: str | None = None) -> HostCompiler:
         if found is not None:
             return found
     if importlib.util.find_spec("ziglang") is not None:
-        # As `zig cc` it builds no C++ library, which nothing here needs.
-        found = _probe((sys.executable, "-m", "ziglang", "cc"), version="version", slow_start=True)
+        zig = (sys.executable, "-m", "ziglang")
+        found = _probe((*zig, "version"), ask=())
         if found is not None:
-            return found
+            # `cc`, not `c++`: no C++ library has to be built first, and none is needed here. Baseline: by default zig
+            # compiles for the processor at hand, but a cache may be shared by machines.
+            return HostCompiler((*zig, "cc", "-mcpu=baseline"), f"zig {found.identity}", slow_start=True)
     raise CompilationError(
         "the emulated device needs a C++17 compiler and none was found; install one (Debian: apt install g++; "
         "macOS: xcode-select --install), or pip install ziglang, or set CXX"
     )
 
 
-def _probe(command: tuple[str, ...], *, version: str = "--version", slow_start: bool = False) -> HostCompiler | None:
-    ask = (*command[:-1], version) if slow_start else (*command, version)
+def _probe(command: tuple[str, ...], ask: tuple[str, ...] = ("--version",)) -> HostCompiler | None:
     try:
-        answer = subprocess.run(ask, capture_output=True, text=True, timeout=60, check=False)
+        answer = subprocess.run((*command, *ask), capture_output=True, text=True, timeout=60, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
     if answer.returncode != 0:
         return None
     first = (answer.stdout or answer.stderr).strip().splitlines()[:1]
-    return HostCompiler(command, first[0] if first else command[0], slow_start)
+    return HostCompiler(command, first[0] if first else command[0])
 
 
 class HostJit:

@@ -115,7 +115,7 @@ class _WithTotals(ArgumentStruct):
 def enqueue(
     device: EmulatedDevice, name: str, shape: tuple[int, int], stream: Stream | None = None, **values: Any
 ) -> None:
-    """Launch a test kernel on ``shape`` = (blocks, threads); arrays are passed by address and must outlive the launch."""
+    """Launch a test kernel on ``shape`` = (blocks, threads); arrays go by address and must outlive the launch."""
     kernel = device.load(source(name))
     raw = {k: v.ctypes.data if isinstance(v, np.ndarray) else v for k, v in values.items()}
     arguments = kernel.source.arguments.new(**raw)

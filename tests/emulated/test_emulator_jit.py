@@ -14,7 +14,6 @@ import pytest
 
 from nvep.config import Settings
 from nvep.errors import CompilationError, DeviceError
-from nvep.runtime import host_jit
 from nvep.runtime.arguments import ArgumentStruct, Field
 from nvep.runtime.emulated import EmulatedDevice
 from nvep.runtime.host_jit import HostJit, find_compiler
@@ -88,7 +87,7 @@ def test_everything_that_matters_is_in_the_key(settings: Settings, tmp_path: Pat
 
 
 def test_extra_flags_reach_the_compiler(settings: Settings) -> None:
-    with pytest.raises(CompilationError, match="append: .*-Dprintf=3x"):
+    with pytest.raises(CompilationError, match=r"append: .*-Dprintf=3x"):
         HostJit(settings, extra_flags=["-Dprintf=3x"]).kernel(source("append"))
 
 
@@ -129,8 +128,8 @@ def test_the_preferred_compiler_is_taken_or_refused() -> None:
 
 
 def test_without_a_compiler_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_jit.shutil, "which", lambda name: None)
-    monkeypatch.setattr(host_jit.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     find_compiler.cache_clear()
     try:
         with pytest.raises(CompilationError, match=r"apt install g\+\+.*pip install ziglang"):

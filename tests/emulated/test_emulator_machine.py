@@ -23,11 +23,11 @@ def device(request: pytest.FixtureRequest) -> Iterator[EmulatedDevice]:
     opened.close()
 
 
-def _shuffled(lane: int, group: list[int], source: int, values: list[int]) -> int:
+def _shuffled(group: list[int], source: int, values: list[int]) -> int:
     return values[source] if source in group else UNDEFINED
 
 
-def _expected_lane(lane: int, group: list[int], values: list[int], width: int, delta: int) -> list[int]:
+def _expected_lane(lane: int, group: list[int], values: list[int], width: int, delta: int, anchor: int) -> list[int]:
     """Results of `collect` in warp_collectives.cu for one lane of a warp, written from CUDA's description."""
     first = lane - lane % width
     up = lane - delta if lane - delta >= first else lane
@@ -35,19 +35,18 @@ def _expected_lane(lane: int, group: list[int], values: list[int], width: int, d
     xor = lane ^ delta if (lane ^ delta) < first + width else lane
     wide = [(v << 32) | (~v & 0xFFFFFFFF) for v in values]
     floats = [int(np.float32(v).view(np.uint32)) for v in values]
-    out = [
-        _shuffled(lane, group, first + values[lane] % 32 % width, values) & 0xFFFFFFFF,
-        _shuffled(lane, group, up, values) & 0xFFFFFFFF,
-        _shuffled(lane, group, down, wide),
-        _shuffled(lane, group, xor, floats) & 0xFFFFFFFF,
+    return [
+        _shuffled(group, first + values[lane] % 32 % width, values) & 0xFFFFFFFF,
+        _sign_extended(_shuffled(group, up, values) & 0xFFFFFFFF),
+        _shuffled(group, down, wide),
+        _shuffled(group, xor, floats) & 0xFFFFFFFF,
         sum(1 << x for x in group if values[x] & 1),
-        None,
+        int(any(values[x] == anchor for x in group)),
         int(all(values[x] < 900 for x in group)),
         sum(1 << x for x in group if values[x] % 5 == values[lane] % 5),
         sum(1 << x for x in group if values[x] == values[lane]),
         1,
     ]
-    return out
 
 
 def _sign_extended(value: int) -> int:
@@ -56,21 +55,36 @@ def _sign_extended(value: int) -> int:
 
 @pytest.mark.parametrize(
     ("threads", "active", "split", "width", "delta"),
-    [(64, 64, 0, 32, 3), (96, 96, 0, 16, 5), (48, 48, 0, 8, 1), (40, 37, 0, 32, 9), (64, 64, 1, 32, 4), (64, 60, 1, 16, 2)],
+    [
+        (64, 64, 0, 32, 3),
+        (96, 96, 0, 16, 5),
+        (48, 48, 0, 8, 1),
+        (40, 37, 0, 32, 9),
+        (64, 64, 1, 32, 4),
+        (64, 60, 1, 16, 2),
+    ],
 )
 def test_warp_collectives(
     device: EmulatedDevice, threads: int, active: int, split: int, width: int, delta: int
 ) -> None:
     values = np.random.default_rng(threads + delta).integers(0, 1000, threads, dtype=np.uint32)
     results = np.zeros((threads, 12), np.uint64)
-    run(device, "warp_collectives", (1, threads), values=values, results=results, active=active, split=split, width=width, delta=delta)
+    run(
+        device,
+        "warp_collectives",
+        (1, threads),
+        values=values,
+        results=results,
+        active=active,
+        split=split,
+        width=width,
+        delta=delta,
+    )
     for thread in range(active):
         warp, lane = divmod(thread, 32)
         lanes = [x for x in range(32) if warp * 32 + x < active and (not split or x // 16 == lane // 16)]
         own = [int(values[warp * 32 + x]) if warp * 32 + x < threads else 0 for x in range(32)]
-        expected = _expected_lane(lane, lanes, own, width, delta)
-        expected[1] = _sign_extended(expected[1])
-        expected[5] = int(any(own[x] == int(values[0]) for x in lanes))
+        expected = _expected_lane(lane, lanes, own, width, delta, int(values[0]))
         assert [int(v) for v in results[thread, :10]] == expected, f"thread {thread}"
         if len(lanes) == (16 if split else 32):
             assert int(results[thread, 10]) == sum(own[x] for x in lanes)

@@ -64,7 +64,9 @@ def test_round_trips_between_spinning_streams_are_quick(device: EmulatedDevice) 
     start = time.monotonic()
     for i in range(20):
         for me in (0, 1):
-            _words(device, "post_word", streams[me], flag=flags[me], to=scratch[me], words=8, value=i + 1, **{"from": data})
+            _words(
+                device, "post_word", streams[me], flag=flags[me], to=scratch[me], words=8, value=i + 1, **{"from": data}
+            )
             to, box = scratch[2 + me], scratch[1 - me]
             _words(device, "wait_word", streams[me], flag=flags[1 - me], to=to, words=8, value=i + 1, **{"from": box})
     for stream in streams:
@@ -243,7 +245,11 @@ def test_memory_is_zeroed_aligned_and_checked(device: EmulatedDevice) -> None:
 def test_launches_are_checked(device: EmulatedDevice) -> None:
     kernel = device.load(source("append"))
     good = kernel.source.arguments.new()
-    for shape, name in ((LaunchShape(1, 1025), "threads"), (LaunchShape(1, 0), "threads"), (LaunchShape(0, 32), "blocks")):
+    for shape, name in (
+        (LaunchShape(1, 1025), "threads"),
+        (LaunchShape(1, 0), "threads"),
+        (LaunchShape(0, 32), "blocks"),
+    ):
         with pytest.raises(ArgumentError, match=name):
             device.launch(kernel, shape, good, device.default_stream)
     with pytest.raises(ArgumentError, match="AppendArguments"):
