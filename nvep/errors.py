@@ -57,7 +57,28 @@ class StepOrderError(NvepError, RuntimeError):
     """A phase was called out of the order D.send, D.recv, C.send, C.recv of its lane."""
 
 
-class PeerTimeout(NvepError, TimeoutError):
+class PeerFailure(NvepError):
+    """A peer can no longer be exchanged with."""
+
+
+class PeerLeft(PeerFailure):
+    """A peer closed its exchange after an error of its own.
+
+    Parameters
+    ----------
+    rank : int
+        The rank that left.
+    """
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        super().__init__(f"rank {rank} left the exchange after an error")
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (type(self), (self.rank,))
+
+
+class PeerTimeout(PeerFailure, TimeoutError):
     """A wait on a peer passed its deadline.
 
     Parameters

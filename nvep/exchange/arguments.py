@@ -67,3 +67,9 @@ STATUS = ArgumentStruct(
 )
 STATUS_EXPIRED, STATUS_POISONED, STATUS_PROTOCOL = 1, 2, 3
 PHASES = {1: "D.recv", 2: "C.recv", 3: "release"}
+PHASE_LEFT = 4  # the host of a rank that leaves after an error, in no phase
+
+
+def poison_word(suspect: int, phase: int) -> int:
+    """As ``make_poison`` in nvep_kernels/protocols/lane.cuh, reported by the suspect itself, of no step."""
+    return suspect << 32 | suspect << 46 | phase << 60 | 1 << 63

@@ -151,7 +151,7 @@ class Exchange:
         self._set_dispatch(self._dispatch_arguments[lane], step)
         self.kernels.launch(phase, self._dispatch_arguments[lane], queue)
         state.tokens = None if step.num_tokens_device else step.num_tokens
-        state.keep(step.keepalive)
+        state.keep(queue, step.keepalive)
         state.advance(phase)
 
     @staticmethod
@@ -200,7 +200,7 @@ class Exchange:
     def combine_send(self, partial_rows: Any, arrivals: Arrivals, *, stream: Any = None) -> None:
         """First half of `combine`: expose the partial rows. Parameters and errors as there."""
         state, queue = self._open("combine_send", arrivals.lane, stream, arrivals)
-        self._give_back("combine_send", state, partial_rows, queue)
+        self._give_back("combine_send", state, (partial_rows,), queue)
         state.advance("combine_send")
 
     def combine_recv(self, arrivals: Arrivals, *, out: Any = None, stream: Any = None) -> DeviceArray:
@@ -209,6 +209,7 @@ class Exchange:
         result = self._output(state, out, queue)
         state.follow(queue)
         self.kernels.launch("combine_recv", self._combine_arguments[state.index], queue)
+        state.keep(queue, result)
         state.advance("combine_recv")
         return result
 
@@ -222,17 +223,17 @@ class Exchange:
     def _combine(self, phase: str, arrivals: Arrivals, partial_rows: Any, out: Any, stream: Any) -> DeviceArray:
         state, queue = self._open(phase, arrivals.lane, stream, arrivals)
         result = self._output(state, out, queue)
-        self._give_back(phase, state, partial_rows, queue)
+        self._give_back(phase, state, (partial_rows, result), queue)
         state.advance(phase)
         return result
 
-    def _give_back(self, phase: str, state: Lane, partial_rows: Any, queue: Stream) -> None:
+    def _give_back(self, phase: str, state: Lane, arrays: tuple[Any, ...], queue: Stream) -> None:
         arguments = self._combine_arguments[state.index]
-        arguments.partial_rows, view = self._inputs.partial_rows(state.index, partial_rows, queue)
+        arguments.partial_rows, view = self._inputs.partial_rows(state.index, arrays[0], queue)
         state.follow(queue)
         copies = arguments.partial_rows != self._arrivals[state.index].partial_rows.address
         self.kernels.launch(phase, arguments, queue, copies=copies)
-        state.keep(view)
+        state.keep(queue, view, *arrays[1:])
 
     def _output(self, state: Lane, out: Any, queue: Stream) -> DeviceArray:
         rows = self.config.max_tokens if state.tokens is None else state.tokens
@@ -297,6 +298,9 @@ class Exchange:
         if self._closed:
             return
         self._closed = True
+        reported = self.memory.status.error()
+        if self._failure is not None and reported is None:
+            self.memory.poison_peers()  # or they would wait for this rank until their deadline
         try:
             self.device.default_stream.synchronize()
             for lane in self._lanes:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from nvep.errors import ArgumentError, NvepError, PeerTimeout, ProtocolMismatch
-from nvep.exchange.arguments import PHASES, STATUS, STATUS_PROTOCOL
+from nvep.errors import ArgumentError, NvepError, PeerLeft, PeerTimeout, ProtocolMismatch
+from nvep.exchange.arguments import PHASE_LEFT, PHASES, STATUS, STATUS_PROTOCOL
 from nvep.runtime.device import Device, HostMemory
 
 STATUS_BYTES = ctypes.sizeof(STATUS.ctype)
@@ -58,6 +58,8 @@ class StatusBoard:
             if code == 0:
                 continue
             suspect, reporter = self._field(lane, "suspect"), self._field(lane, "reporter")
+            if self._field(lane, "phase") == PHASE_LEFT:
+                return PeerLeft(suspect)
             phase, epoch = PHASES[self._field(lane, "phase")], self._field(lane, "epoch")
             if code == STATUS_PROTOCOL:
                 return ProtocolMismatch(

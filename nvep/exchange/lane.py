@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any
 
 from nvep.errors import StepOrderError
-from nvep.runtime.device import Device, Stream
+from nvep.runtime.device import Device, Event, Stream
 
 IDLE, SENT, ARRIVED, RETURNED = "idle", "dispatch sent", "arrived", "combine sent"
 _ORDER = {
@@ -37,7 +38,8 @@ class Lane:
         self._device = device
         self._state = IDLE
         self._stream: Stream | None = None
-        self._keepalive: tuple[Any, ...] = ()
+        self._pending: deque[tuple[Event, tuple[Any, ...]]] = deque()
+        self._captured: list[tuple[Any, ...]] = []
 
     def require(self, phase: str) -> None:
         """Raise StepOrderError unless ``phase`` is what comes next."""
@@ -62,9 +64,14 @@ class Lane:
             stream.wait(last.record())
         self._stream = stream
 
-    def keep(self, *objects: Any) -> None:
-        """Hold inputs until the next step of this lane: kernels read them after the call returns."""
-        self._keepalive = objects
+    def keep(self, stream: Stream, *objects: Any) -> None:
+        """Hold what the last kernel on ``stream`` reads until it ran; what a graph reads, until the exchange closes."""
+        if self._device.is_capturing(stream):
+            self._captured.append(objects)
+            return
+        while self._pending and self._pending[0][0].done:
+            self._pending.popleft()
+        self._pending.append((stream.record(), objects))
 
     def synchronize(self) -> None:
         """Wait for the last phase."""

@@ -6,7 +6,7 @@ from contextlib import ExitStack
 
 import numpy as np
 
-from nvep.exchange.arguments import COUNTERS
+from nvep.exchange.arguments import COUNTERS, PHASE_LEFT, poison_word
 from nvep.exchange.failures import StatusBoard
 from nvep.exchange.plan import Plan
 from nvep.group import RankGroup
@@ -75,6 +75,14 @@ class ExchangeMemory:
     def output(self, lane: int) -> int:
         """Device address of a lane's default combine output."""
         return self.outputs.address + lane * self.output_lane_bytes
+
+    def poison_peers(self) -> None:
+        """End every wait on this rank: it leaves. Not collective."""
+        rank, stream = self._group.rank, self.device.create_stream()
+        word = np.array([poison_word(rank, PHASE_LEFT)], dtype=np.uint64)
+        for peer in range(self._group.size):
+            self.device.copy_in(self.heap.address("Poison", rank=peer), word, stream)
+        stream.synchronize()
 
     def close(self) -> None:
         """Free everything, last allocated first. Idempotent."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any, TypeVar
 
-from nvep.errors import ArgumentError, GroupError
+from nvep.errors import ArgumentError, GroupError, PeerLeft
 from nvep.group.base import RankGroup
 from nvep.group.placement import collective_timeout, device_kind, name_ranks, physical_device, spread, visible_gpus
 from nvep.runtime.device import Device
@@ -241,7 +241,7 @@ def run_local(
         _close_finished(threads)
         raise
     errors = [t.error for t in threads if t.error is not None]
-    errors.sort(key=lambda error: isinstance(error, _StoppedByPeer))  # stable: causes first, then by rank
+    errors.sort(key=lambda error: isinstance(error, (_StoppedByPeer, PeerLeft)))  # stable: causes first, then by rank
     errors += _close_finished(threads)
     if errors:
         raise errors[0]

@@ -28,6 +28,11 @@ class CudaEvent(Event):
         self._bind()
         core_call("cuEventSynchronize", self.core.sync)
 
+    @property
+    def done(self) -> bool:
+        self._bind()
+        return bool(core_call("cuEventQuery", lambda: self.core.is_done))
+
     def elapsed_ms(self, earlier: Event) -> float:
         if not isinstance(earlier, CudaEvent):
             raise ArgumentError("earlier", earlier, "an event of a CUDA stream")

@@ -47,6 +47,11 @@ class Event(ABC):
     @abstractmethod
     def synchronize(self) -> None: ...
 
+    @property
+    @abstractmethod
+    def done(self) -> bool:
+        """Reached already? Never waits."""
+
     @abstractmethod
     def elapsed_ms(self, earlier: Event) -> float:
         """Milliseconds from ``earlier`` to this event, both completed."""

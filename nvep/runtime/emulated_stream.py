@@ -46,6 +46,10 @@ class EmulatedEvent(Event):
             raise DeviceError("an event recorded during a capture cannot be waited for by the host")
         self._reached.wait()
 
+    @property
+    def done(self) -> bool:
+        return self._reached.is_set()
+
     def elapsed_ms(self, earlier: Event) -> float:
         if not isinstance(earlier, EmulatedEvent) or not (self._reached.is_set() and earlier._reached.is_set()):
             raise DeviceError("elapsed_ms needs two completed events of emulated streams")

@@ -10,7 +10,7 @@
 
 namespace nvep {
 
-enum Phase : u32 { kPhaseDispatch = 1, kPhaseCombine = 2, kPhaseRelease = 3 };
+enum Phase : u32 { kPhaseDispatch = 1, kPhaseCombine = 2, kPhaseRelease = 3 };  // 4: a host that leaves
 enum StatusCode : u32 { kStatusExpired = 1, kStatusPoisoned = 2, kStatusProtocol = 3 };
 
 // What every phase knows. Addresses of heap regions are lane-relative offsets from a rank's slice.

@@ -1,0 +1,331 @@
+"""What every transport and protocol must do: tests of a backend inherit `ExchangeConformance` and name it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from nvep import errors
+from nvep.arrays import ArrayOwner, DeviceArray
+from nvep.exchange import Exchange
+from nvep.group import RankGroup
+from nvep.testing.backend import Backend
+from nvep.testing.steps import (
+    Step,
+    arrivals_of,
+    check_arrivals,
+    device_copy,
+    fill_unused,
+    output_of,
+    poison_receive_buffers,
+    random_step,
+    same,
+)
+
+SHAPES = [
+    # ranks, experts, top_k, max_tokens, row bytes, further payloads
+    pytest.param(1, 4, 2, 8, 64, (), id="one-rank"),
+    pytest.param(2, 8, 2, 16, 256, (), id="two-ranks"),
+    pytest.param(3, 10, 3, 33, 48, (), id="experts-not-divisible"),
+    pytest.param(4, 32, 4, 70, 512, (16, 32), id="three-payloads"),
+    pytest.param(8, 5, 1, 9, 16, (), id="more-ranks-than-experts"),
+    pytest.param(8, 256, 8, 40, 1024, (), id="eight-ranks"),
+    pytest.param(5, 64, 20, 12, 160, (), id="top-20"),
+]
+
+
+class ExchangeConformance(Backend):
+    """Results of every transport and protocol, bit for bit: inherit this and set the backend."""
+
+    # --- data -------------------------------------------------------------------------------------------------------
+
+    @pytest.mark.parametrize("split", [False, True], ids=["joined", "split"])
+    @pytest.mark.parametrize(("ranks", "experts", "top_k", "max_tokens", "row_bytes", "extra"), SHAPES)
+    def test_matches_reference(
+        self, ranks: int, experts: int, top_k: int, max_tokens: int, row_bytes: int, extra: Any, split: bool
+    ) -> None:
+        config = self.config(
+            num_experts=experts,
+            top_k=top_k,
+            max_tokens=max_tokens,
+            row_bytes=row_bytes,
+            extra_payload_bytes=extra,
+        )
+
+        def main(group: RankGroup) -> None:
+            with Exchange(group, config) as exchange:
+                for index in range(4):
+                    poison_receive_buffers(exchange)
+                    step = random_step((ranks, experts, index), config, ranks)
+                    self.verified_step(exchange, step, f"rank {group.rank}, step {index}", split=split)
+
+        self.run(main, ranks)
+
+    @pytest.mark.parametrize("partial_format", ["bf16", "fp16", "fp32"])
+    def test_partial_formats(self, partial_format: str) -> None:
+        config = self.config(partial_format=partial_format, partial_elements=24, num_experts=12, top_k=6)
+
+        def main(group: RankGroup) -> None:
+            with Exchange(group, config) as exchange:
+                poison_receive_buffers(exchange)
+                for index in range(3):
+                    self.verified_step(exchange, random_step((7, index), config, group.size), partial_format)
+
+        self.run(main, 4)
+
+    def test_many_ranks(self) -> None:
+        ranks = self.wide_ranks
+        config = self.config(num_experts=2 * ranks, top_k=8, max_tokens=5, row_bytes=32)
+
+        def main(group: RankGroup) -> None:
+            with Exchange(group, config) as exchange:
+                for index in range(2):
+                    self.verified_step(exchange, random_step((64, index), config, ranks), f"rank {group.rank}")
+
+        self.run(main, ranks)
+
+    def test_extreme_counts(self) -> None:
+        config = self.config()
+        full = config.max_tokens
+        cases = [[full] * 4, [0] * 4, [full, 0, 0, 0], [0, 1, full, 0], [1, 1, 1, 1]]
+
+        def main(group: RankGroup) -> None:
+            with Exchange(group, config) as exchange:
+                for index, counts in enumerate(cases):
+                    step = random_step((3, index), config, group.size, counts=counts)
+                    self.verified_step(exchange, step, f"counts {counts}")
+
+        self.run(main, 4)
+
+    def test_placement(self) -> None:
+        placement = (3, 0, 1, 0, 3, 3, 0, 1)  # rank 2 owns nothing
+        config = self.config(placement=placement)
+
+        def main(group: RankGroup) -> np.ndarray:
+            with Exchange(group, config) as exchange:
+                step = random_step((11,), config, group.size)
+                self.verified_step(exchange, step, "placement")
+                return arrivals_of(step, config, group.rank).counts
+
+        assert self.run(main, 4)[2].sum() == 0
+
+    def test_invalid_ids_on_the_device_are_counted(self) -> None:
+        config = self.config(invalid_expert=-7)
+        ids = np.array([[0, 8], [-1, 3], [5, 5], [-7, 2], [-3, 1 << 20]], dtype=np.int64)
+
+        def main(group: RankGroup) -> None:
+            with Exchange(group, config) as exchange:
+                step = random_step((13,), config, group.size, counts=[len(ids)] * group.size)
+                for source in step.sources:
+                    source.expert_ids[:] = ids
+                source = step.sources[group.rank]
+                memory = device_copy(exchange, ids)
+                view = DeviceArray(memory.address, ids.shape, ids.dtype, owner=ArrayOwner(exchange.device))
+                arrivals = exchange.dispatch(source.payloads[0], view, source.expert_weights)
+                check_arrivals(arrivals, arrivals_of(step, config, group.rank), "invalid ids")
+                output = self.finish(exchange, arrivals, step)
+                exchange.synchronize()
+                same(output.numpy(), output_of(step, config, group.rank), "output")
+                assert exchange.statistics().invalid_ids == 4  # 8, the second 5, -3 and 2^20; -1 and -7 mean none
+                memory.free()
+
+        self.run(main, 2)
+
+    def test_same_bits_every_time(self) -> None:
+        config = self.config(num_experts=64, top_k=8, max_tokens=32, row_bytes=128)
+
+        def main(group: RankGroup) -> bytes:
+            with Exchange(group, config) as exchange:
+                step = random_step((17,), config, group.size)
+                outputs = {self.verified_step(exchange, step, f"repeat {i}").tobytes() for i in range(5)}
+                assert len(outputs) == 1
+                return outputs.pop()
+
+        assert self.run(main, 4) == self.run(main, 4)
+
+    # --- steps ------------------------------------------------------------------------------------------------------
+
+    def test_steps_without_host_synchronisation(self) -> None:
+        """Fast ranks run ahead as far as the protocol lets them; nothing may be overwritten too early."""
+        config = self.config(num_experts=16, top_k=4, max_tokens=12)
+
+        def main(group: RankGroup) -> None:
+            with Exchange(group, config) as exchange:
+                steps = [random_step((19, i), config, group.size) for i in range(40)]
+                outputs = []
+                for step in steps:
+                    source = step.sources[group.rank]
+                    arrivals = exchange.dispatch(source.payloads[0], source.expert_ids, source.expert_weights)
+                    keep = device_copy(exchange, np.zeros((config.max_tokens, config.elements), dtype=np.float32))
+                    owner = ArrayOwner(exchange.device, keepalive=keep)
+                    dtype = step.partial_rows[0].dtype
+                    out = DeviceArray(keep.address, (config.max_tokens, config.elements), dtype, owner=owner)
+                    outputs.append((self.finish(exchange, arrivals, step, out=out), keep))
+                exchange.synchronize()
+                for index, (output, keep) in enumerate(outputs):
+                    same(output.numpy(), output_of(steps[index], config, group.rank), f"step {index}")
+                    keep.free()
+
+        self.run(main, 4)
+
+    def test_epoch_wraps(self) -> None:
+        config = self.config(first_epoch=(1 << 32) - 3)
+
+        def main(group: RankGroup) -> None:
+            with Exchange(group, config) as exchange:
+                for index in range(8):
+                    poison_receive_buffers(exchange)
+                    self.verified_step(exchange, random_step((23, index), config, group.size), f"step {index}")
+
+        self.run(main, 3)
+
+    def test_two_lanes(self) -> None:
+        config = self.config(lanes=2)
+
+        def main(group: RankGroup) -> None:
+            with Exchange(group, config) as exchange:
+                streams = [exchange.device.create_stream() for _ in range(2)]
+                poison_receive_buffers(exchange)
+                for index in range(6):
+                    steps = [random_step((29, index, lane), config, group.size) for lane in range(2)]
+                    self._interleave(exchange, steps, streams)
+
+        self.run(main, 3)
+
+    def _interleave(self, exchange: Exchange, steps: list[Step], streams: list[Any]) -> None:
+        """Both lanes in flight at once; phases of a lane alternate between two streams, so events must order them."""
+        rank, config = exchange.group.rank, exchange.config
+        for lane, step in enumerate(steps):
+            source = step.sources[rank]
+            inputs = (source.payloads[0], source.expert_ids, source.expert_weights)
+            exchange.dispatch_send(*inputs, lane=lane, stream=streams[lane])
+        arrivals = [exchange.dispatch_recv(lane=lane, stream=streams[1 - lane]) for lane in range(2)]
+        outputs = []
+        for lane, step in enumerate(steps):
+            expected = arrivals_of(step, config, rank)
+            check_arrivals(arrivals[lane], expected, f"lane {lane}")
+            exchange.combine_send(fill_unused(step, expected, rank), arrivals[lane], stream=streams[lane])
+        for lane in (1, 0):
+            outputs.append((lane, exchange.combine_recv(arrivals[lane], stream=streams[1 - lane])))
+        for lane, output in outputs:
+            same(output.numpy(), output_of(steps[lane], config, rank), f"lane {lane}: output")
+        for stream in streams:
+            exchange.synchronize(stream)
+
+    def test_release_ends_a_step(self) -> None:
+        config = self.config()
+
+        def main(group: RankGroup) -> None:
+            with Exchange(group, config) as exchange:
+                for index in range(6):
+                    step = random_step((31, index), config, group.size)
+                    source = step.sources[group.rank]
+                    arrivals = exchange.dispatch(source.payloads[0], source.expert_ids, source.expert_weights)
+                    check_arrivals(arrivals, arrivals_of(step, config, group.rank), f"step {index}")
+                    exchange.release(arrivals)
+                self.verified_step(exchange, random_step((31, 99), config, group.size), "after release")
+
+        self.run(main, 3)
+
+    def test_in_place_partial_rows(self) -> None:
+        config = self.config()
+
+        def main(group: RankGroup) -> None:
+            with Exchange(group, config) as exchange:
+                for index in range(3):
+                    step = random_step((37, index), config, group.size)
+                    source, rank = step.sources[group.rank], group.rank
+                    arrivals = exchange.dispatch(source.payloads[0], source.expert_ids, source.expert_weights)
+                    rows = fill_unused(step, arrivals_of(step, config, rank), rank)
+                    device = exchange.device
+                    device.copy_in(arrivals.partial_rows.address, rows, device.default_stream)
+                    output = exchange.combine(arrivals.partial_rows, arrivals)
+                    exchange.synchronize()
+                    same(output.numpy(), output_of(step, config, rank), f"step {index}")
+
+        self.run(main, 4)
+
+    def test_masked_rank_is_left_out(self) -> None:
+        config = self.config(num_experts=16, top_k=4)
+
+        def main(group: RankGroup) -> None:
+            with Exchange(group, config) as exchange:
+                self.verified_step(exchange, random_step((41, 0), config, group.size), "before")
+                if group.rank == 2:
+                    return  # close() waits for the survivors, who no longer wait for this rank
+                exchange.set_mask([r == 2 for r in range(group.size)])
+                for index in range(1, 4):
+                    step = random_step((41, index), config, group.size)
+                    source = step.sources[group.rank]
+                    arrivals = exchange.dispatch(source.payloads[0], source.expert_ids, source.expert_weights)
+                    expected = arrivals_of(step, config, group.rank, masked=(2,))
+                    check_arrivals(arrivals, expected, f"masked step {index}")
+                    output = exchange.combine(fill_unused(step, expected, group.rank), arrivals)
+                    exchange.synchronize()
+                    same(output.numpy(), output_of(step, config, group.rank, masked=(2,)), f"masked step {index}")
+                assert exchange.statistics().dropped_tokens > 0
+                with pytest.raises(errors.ArgumentError, match="masked"):
+                    exchange.set_mask([False] * group.size)
+
+        self.run(main, 4)
+
+    # --- graphs -----------------------------------------------------------------------------------------------------
+
+    def test_graph_replays_with_new_inputs_and_counts(self) -> None:
+        config = self.config(num_experts=16, top_k=4)
+        most, ranks = config.max_tokens, 3
+
+        def main(group: RankGroup) -> None:
+            with Exchange(group, config) as exchange:
+                device, rank = exchange.device, group.rank
+                stream = device.create_stream()
+                names = {
+                    "rows": (most, config.row_bytes, 1),
+                    "ids": (most, config.top_k, 4),
+                    "weights": (most, config.top_k, 4),
+                }
+                memory = {name: device.allocate(a * b * c) for name, (a, b, c) in names.items()}
+                memory["count"] = device.allocate(16)
+                memory["partial"] = device.allocate(ranks * most * config.partial_row_bytes)
+                owner = ArrayOwner(device)
+                dtype = random_step((0,), config, ranks).partial_rows[0].dtype
+
+                def array(name: str, shape: tuple[int, ...], kind: Any) -> DeviceArray:
+                    return DeviceArray(memory[name].address, shape, kind, owner=owner)
+
+                partial = array("partial", (ranks, most, config.elements), dtype)
+                with device.capture(stream) as graph:
+                    arrivals = exchange.dispatch(
+                        array("rows", (most, config.row_bytes), np.uint8),
+                        array("ids", (most, config.top_k), np.int32),
+                        array("weights", (most, config.top_k), np.float32),
+                        num_tokens=array("count", (1,), np.int32),
+                        stream=stream,
+                    )
+                    output = exchange.combine(partial, arrivals, stream=stream)
+                for index in range(6):
+                    step = random_step((43, index), config, ranks)
+                    source, expected = step.sources[rank], arrivals_of(step, config, rank)
+                    count = len(source.expert_ids)
+                    writes = {
+                        "rows": source.payloads[0],
+                        "ids": source.expert_ids,
+                        "weights": source.expert_weights,
+                        "count": np.array([count], dtype=np.int32),
+                        "partial": fill_unused(step, expected, rank),
+                    }
+                    for name, values in writes.items():
+                        if values.nbytes:
+                            device.copy_in(memory[name].address, values, stream)
+                    graph.launch(stream)
+                    exchange.synchronize(stream)
+                    check_arrivals(arrivals, expected, f"replay {index}")
+                    same(output.numpy()[:count], output_of(step, config, rank), f"replay {index}: output")
+                    group.barrier()  # the graph combined: peers that replay would overwrite these arrivals
+                graph.close()
+                for m in memory.values():
+                    m.free()
+
+        self.run(main, ranks)

@@ -1,0 +1,10 @@
+"""Fence over peer load/store, on the emulated device."""
+
+from nvep.testing.conformance import ExchangeConformance
+from nvep.testing.conformance_failures import FailureConformance
+
+
+class TestFenceNvlink(ExchangeConformance, FailureConformance):
+    device = "emulated"
+    transport = "nvlink"
+    protocol = "fence"

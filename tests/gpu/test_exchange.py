@@ -1,0 +1,11 @@
+"""Fence over peer load/store, on a GPU that all ranks of a local group share."""
+
+from nvep.testing.conformance import ExchangeConformance
+from nvep.testing.conformance_failures import FailureConformance
+
+
+class TestFenceNvlink(ExchangeConformance, FailureConformance):
+    device = "cuda"
+    transport = "nvlink"
+    protocol = "fence"
+    wide_ranks = 16
