@@ -53,6 +53,8 @@ def open_groups_and_run(function: Callable[[RankGroup], T], ranks: int | None = 
         Under ``mpirun``, instead of any of COLLECTIVE_ERRORS, once rank 0 has reported it; also when ``ranks``
         contradicts ``mpirun``.
     """
+    if ranks is not None and ranks < 1:
+        raise ArgumentError("--ranks", ranks, "1 or more")
     if mpi_launch() is None:
         return run_local(function, DEFAULT_RANKS if ranks is None else ranks)
     from mpi4py import MPI

@@ -26,8 +26,8 @@ DEFINITIONS = {
     "bytes_sent": "row and header bytes of rows_sent",
     "rows_saved_by_dedup": "(token, expert) pairs of the log minus rows_sent",
     "load_by_rank": "(token, expert) pairs that the rank's experts worked on, by the headers it received",
-    "step_ms": "dispatch, experts and combine on the stream of the slowest rank, ranks aligned by a barrier before; "
-    "the copy taken for checking is not counted; p99 is the nearest-rank percentile over steps",
+    "step_ms": "dispatch, experts and combine on the slowest rank's stream, ranks aligned by an empty step before; the "
+    "copy taken for checking is not counted; p99 is the nearest-rank percentile over steps",
 }
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nvep.arrays import ArrayOwner, DeviceArray
-from nvep.cli.replay_check import Difference, Received, StepChecker
+from nvep.cli.replay_check import AnyArray, Difference, Received, StepChecker
 from nvep.cli.traces import RoutingTrace
 from nvep.config import ExchangeConfig
 from nvep.exchange import Arrivals, Exchange
@@ -78,7 +78,7 @@ def random_rows(rng: np.random.Generator, tokens: int, row_bytes: int) -> npt.ND
 
 
 class StepBuffers:
-    """Device memory for a step's results: copies of the arrivals, and combine's output.
+    """Device memory of a step: what is sent, copies of what arrives, and combine's output.
 
     The copies are taken on the stream between experts and combine, because peers may write to the arrivals after it.
 
@@ -95,10 +95,16 @@ class StepBuffers:
         self._stream = exchange.device.default_stream
         self._memory: list[Memory] = []
         self._owner = ArrayOwner(self._device, stream=self._stream)
+        config = exchange.config
+        self._inputs = [
+            self._allocate((config.max_tokens, config.row_bytes), np.dtype(np.uint8)),
+            self._allocate((config.max_tokens, config.top_k), np.dtype(np.int32)),
+            self._allocate((config.max_tokens, config.top_k), np.dtype(np.float32)),
+        ]
         self._arrived = (arrivals.rows, arrivals.expert_ids, arrivals.expert_weights, arrivals.counts)
         self.copies = [self._allocate(array.shape, array.dtype) for array in self._arrived]
         partial_rows = arrivals.partial_rows
-        self.combined = self._allocate((exchange.config.max_tokens, partial_rows.shape[-1]), partial_rows.dtype)
+        self.combined = self._allocate((config.max_tokens, partial_rows.shape[-1]), partial_rows.dtype)
         self._poisoned = (*self._arrived, *self.copies, partial_rows, self.combined)
 
     def _allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> DeviceArray:
@@ -106,16 +112,23 @@ class StepBuffers:
         self._memory.append(memory)
         return DeviceArray(memory.address, shape, dtype, owner=self._owner)
 
+    def put(self, tokens: RankTokens) -> list[DeviceArray]:
+        """Copy a step's tokens in; return rows, ids and weights as views of that length."""
+        arrays: tuple[AnyArray, ...] = (tokens.payloads[0], tokens.expert_ids, tokens.expert_weights)
+        for buffer, array in zip(self._inputs, arrays):
+            if len(array):
+                self._device.copy_in(buffer.address, np.ascontiguousarray(array), self._stream)
+        return [buffer[: len(array)] for buffer, array in zip(self._inputs, arrays)]
+
     def take(self) -> None:
         """Enqueue the copies of the arrivals."""
         for source, copy in zip(self._arrived, self.copies):
             self._device.copy(copy.address, source.address, source.nbytes, self._stream)
 
     def poison(self) -> None:
-        """Overwrite everything that a step writes; no rank may be in a step."""
+        """Enqueue overwriting all that a step writes; only inside a step, while this rank owns its arrivals."""
         for array in self._poisoned:
             self._device.fill(array.address, POISON, array.nbytes, self._stream)
-        self._stream.synchronize()
 
     def close(self) -> None:
         for memory in self._memory:
@@ -150,15 +163,15 @@ class RankReplay:
         result = RankResult()
         with Exchange(self.group, self.config) as exchange:
             experts = self.group.together(lambda: ScaleExperts(exchange))
-            arrivals = self._warm_up(exchange)
+            arrivals = self._empty_step(exchange, None)
+            exchange.synchronize()
             buffers = self.group.together(lambda: StepBuffers(exchange, arrivals))
             try:
                 for step in range(self.steps):
                     sources = self._tokens(step)
-                    buffers.poison()
-                    self.group.barrier()
-                    received = self._run_step(exchange, experts, buffers, sources[self.group.rank], result)
-                    self.group.barrier()  # peers still read this rank's partial rows until here: no poison before
+                    inputs = buffers.put(sources[self.group.rank])
+                    self._empty_step(exchange, buffers)
+                    received = self._run_step(exchange, experts, buffers, inputs, result)
                     self._account(sources, received, step, result)
                     on_step(step + 1)
             finally:
@@ -168,21 +181,29 @@ class RankReplay:
     def _tokens(self, step: int) -> list[RankTokens]:
         return step_tokens(self.trace, self.config, num_ranks=self.group.size, step=step, seed=self.seed)
 
-    def _warm_up(self, exchange: Exchange) -> Arrivals:
-        """A step without tokens: it gives the views that are poisoned before the first real step."""
+    def _empty_step(self, exchange: Exchange, buffers: StepBuffers | None) -> Arrivals:
+        """A step without tokens, in which everything that the next one writes is poisoned.
+
+        It also aligns the ranks: none passes ``release`` before all have reached it.
+        """
         nothing = self._tokens(self.steps)[self.group.rank]
         arrivals = exchange.dispatch(nothing.payloads[0], nothing.expert_ids, nothing.expert_weights)
-        exchange.combine(arrivals.partial_rows, arrivals)
-        exchange.synchronize()
-        self.group.barrier()
+        if buffers is not None:
+            buffers.poison()
+        exchange.release(arrivals)
         return arrivals
 
     def _run_step(
-        self, exchange: Exchange, experts: ScaleExperts, buffers: StepBuffers, mine: RankTokens, result: RankResult
+        self,
+        exchange: Exchange,
+        experts: ScaleExperts,
+        buffers: StepBuffers,
+        inputs: list[DeviceArray],
+        result: RankResult,
     ) -> Received:
         stream = exchange.device.default_stream
         events = [stream.record()]
-        arrivals = exchange.dispatch(mine.payloads[0], mine.expert_ids, mine.expert_weights)
+        arrivals = exchange.dispatch(*inputs)
         partial_rows = experts(arrivals)
         events.append(stream.record())
         buffers.take()
