@@ -50,7 +50,8 @@ class InputView(NamedTuple):
     host : bool
         Host memory that the device does not read: copy `to_numpy` to it. Never so on the emulated device.
     settled : bool
-        The contents are final and the host can read them now (`to_numpy`).
+        The contents are final and the host can read them now (`to_numpy`). Never so for a `DeviceArray` of an
+        emulated device, whose kernels may still write it.
     readonly : bool
         Must not be written.
     """
@@ -164,7 +165,7 @@ def as_input(obj: Any, spec: InputSpec, *, device: ArrayDevice, stream: ArrayStr
         _order(producer, stream, device)
     if spec.row_bytes is not None:
         shape, dtype, strides = (shape[0], spec.row_bytes), _BYTE, (spec.row_bytes, 1)
-    settled = device_type in _HOST and producer is None
+    settled = device_type in _HOST and (host or not isinstance(obj, DeviceArray))
     return InputView(address, shape, dtype, strides, keepalive, host, settled, readonly)
 
 
