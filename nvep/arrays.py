@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from nvep import dlpack
-from nvep.dlpack import broken_axis, contiguous_strides
+from nvep.dlpack import broken_axis, contiguous_strides, select
 from nvep.errors import ArgumentError, DTypeError, ExchangeClosed, ShapeError
 
 _CARRIERS = {1: "|u1", 2: "<u2", 4: "<u4", 8: "<u8", 16: "<c16"}
@@ -51,12 +51,22 @@ class ArrayDevice(Protocol):
 
 
 class _Lease:
-    """Held by the owner and by everything that reads its memory in place."""
+    """Held by the lifetime, until it ends, and by everything that reads its memory in place."""
 
     __slots__ = ("__weakref__", "keepalive")
 
     def __init__(self, keepalive: object) -> None:
         self.keepalive = keepalive
+
+
+class _Lifetime:
+    """Shared by an owner and its siblings."""
+
+    __slots__ = ("lease", "reason")
+
+    def __init__(self, keepalive: object) -> None:
+        self.lease: _Lease | None = _Lease(keepalive)
+        self.reason = ""
 
 
 class ArrayOwner:
@@ -75,12 +85,17 @@ class ArrayOwner:
     def __init__(self, device: ArrayDevice, *, stream: ArrayStream | None = None, keepalive: object = None) -> None:
         self.device = device
         self.stream = stream
-        self._lease: _Lease | None = _Lease(keepalive)
-        self._reason = ""
+        self._lifetime = _Lifetime(keepalive)
+
+    def sibling(self) -> ArrayOwner:
+        """An owner of the same lifetime with a stream of its own."""
+        other = ArrayOwner(self.device)
+        other._lifetime = self._lifetime
+        return other
 
     @property
     def expired(self) -> bool:
-        return self._lease is None
+        return self._lifetime.lease is None
 
     def lease(self) -> object:
         """What a reader in place holds on to.
@@ -90,24 +105,31 @@ class ArrayOwner:
         ExchangeClosed
             After `expire`.
         """
-        if self._lease is None:
-            raise ExchangeClosed(self._reason)
-        return self._lease
+        if self._lifetime.lease is None:
+            raise ExchangeClosed(self._lifetime.reason)
+        return self._lifetime.lease
 
     def expire(self, reason: str = CLOSED, *, then: Callable[[], object] | None = None) -> None:
-        """Make every further access to the arrays raise ExchangeClosed. Idempotent.
+        """Make every further access to the arrays, those of siblings too, raise ExchangeClosed. Idempotent.
 
         Parameters
         ----------
         reason : str
             The error's text.
         then : callable, optional
-            Called once nothing reads the memory in place any more (NumPy views, DLPack consumers): at once if nothing
-            does, otherwise when the last reader is collected, in that thread; never at interpreter exit.
+            Frees the memory. Called before this returns if nothing reads it in place (NumPy views, DLPack consumers),
+            otherwise when the last reader is collected, in that thread; not at interpreter exit.
         """
-        lease, self._lease, self._reason = self._lease, None, reason
-        if lease is not None and then is not None:
-            weakref.finalize(lease, then).atexit = False
+        life = self._lifetime
+        if life.lease is None:
+            return
+        read = weakref.ref(life.lease)
+        life.lease, life.reason = None, reason
+        last = read()
+        if then is not None and last is None:
+            then()
+        elif then is not None:
+            weakref.finalize(last, then).atexit = False
 
 
 class DeviceArray:
@@ -232,30 +254,8 @@ class DeviceArray:
 
     def __getitem__(self, index: Any) -> DeviceArray:
         """Basic indexing: integers, slices with positive steps, one ellipsis. Always a view."""
-        entries = list(index) if isinstance(index, tuple) else [index]
-        at = next((i for i, e in enumerate(entries) if e is Ellipsis), None)
-        if at is not None:
-            entries[at : at + 1] = [slice(None)] * (self.ndim - len(entries) + 1)
-        if len(entries) > self.ndim:
-            raise IndexError(f"{len(entries)} indices for {self.ndim} axes")
-        address, shape, strides = self._address, [], []
-        for entry, extent, stride in zip(entries, self.shape, self.strides):
-            if isinstance(entry, slice):
-                start, stop, step = entry.indices(extent)
-                if step < 1:
-                    raise ArgumentError("index", entry, "slices with positive steps")
-                count = max(0, -(-(stop - start) // step))
-                address += start * stride if count else 0
-                shape.append(count)
-                strides.append(stride * step)
-            elif isinstance(entry, (int, np.integer)) and not isinstance(entry, bool):
-                if not -extent <= entry < extent:
-                    raise IndexError(f"index {entry} is out of range for an axis of {extent}")
-                address += int(entry) % extent * stride
-            else:
-                raise ArgumentError("index", entry, "integers, slices and an ellipsis")
-        rest = len(entries)
-        return self._like(address, [*shape, *self.shape[rest:]], [*strides, *self.strides[rest:]])
+        offset, shape, strides = select(index, self.shape, self.strides)
+        return self._like(self._address + offset, shape, strides)
 
     def _carrier(self) -> np.ndarray:
         """Integers over the same memory, holding the lease; the host must not read it on ``cuda``."""

@@ -1,4 +1,5 @@
 """DLPack capsules, made and read with ctypes: every dtype nvep moves, which the libraries' own exporters leave out.
+Beside them the arithmetic of shapes and strides that arrays in and out share.
 
 Making: NumPy exports an array of plain integers over the given address, whether or not the host can read it, and the
 capsule's tensor is then given its real element type and device. Destructor and deleter stay NumPy's C functions: a
@@ -16,6 +17,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+
+from nvep.errors import ArgumentError
 
 CPU, CUDA, CUDA_HOST, CUDA_MANAGED = 1, 2, 3, 13
 READ_ONLY, IS_COPIED = 1, 2
@@ -153,6 +156,35 @@ def broken_axis(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> 
             return axis, expected
         expected *= extent
     return None
+
+
+def select(
+    index: Any, shape: tuple[int, ...], strides: tuple[int, ...]
+) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
+    """Byte offset, shape and strides of a basic index: integers, slices with positive steps, one ellipsis."""
+    entries = list(index) if isinstance(index, tuple) else [index]
+    at = next((i for i, e in enumerate(entries) if e is Ellipsis), None)
+    if at is not None:
+        entries[at : at + 1] = [slice(None)] * (len(shape) - len(entries) + 1)
+    if len(entries) > len(shape):
+        raise IndexError(f"{len(entries)} indices for {len(shape)} axes")
+    offset, axes = 0, []
+    for entry, extent, stride in zip(entries, shape, strides):
+        if isinstance(entry, slice):
+            start, stop, step = entry.indices(extent)
+            if step < 1:
+                raise ArgumentError("index", entry, "slices with positive steps")
+            count = max(0, -(-(stop - start) // step))
+            offset += start * stride if count else 0
+            axes.append((count, stride * step))
+        elif isinstance(entry, (int, np.integer)) and not isinstance(entry, bool):
+            if not -extent <= entry < extent:
+                raise IndexError(f"index {entry} is out of range for an axis of {extent}")
+            offset += int(entry) % extent * stride
+        else:
+            raise ArgumentError("index", entry, "integers, slices and an ellipsis")
+    axes += zip(shape[len(entries) :], strides[len(entries) :])
+    return offset, tuple(n for n, _ in axes), tuple(s for _, s in axes)
 
 
 def element_code(dtype: np.dtype[Any]) -> tuple[int, int] | None:

@@ -289,3 +289,26 @@ def test_memory_without_readers_is_given_back_at_once() -> None:
     np.asarray(array).sum()
     array.owner.expire(then=lambda: freed.append("freed"))
     assert freed == ["freed"]
+
+    def fail() -> None:
+        raise OSError("cannot unmap")
+
+    with pytest.raises(OSError, match="cannot unmap"):
+        device_array(np.zeros(3)).owner.expire(then=fail)
+
+
+def test_siblings_share_a_lifetime_and_not_a_stream() -> None:
+    freed: list[str] = []
+    first = device_array(np.zeros((3, 4), np.float32), stream=FakeStream(1))
+    sibling = first.owner.sibling()
+    sibling.stream = FakeStream(2)
+    second = DeviceArray(first.address, (3, 4), np.float32, owner=sibling)
+    view = np.asarray(second)
+    first.owner.expire("over", then=lambda: freed.append("freed"))
+    with pytest.raises(ExchangeClosed, match="over"):
+        second.numpy()
+    assert first.owner.stream.handle == 1
+    assert freed == []
+    del view
+    gc.collect()
+    assert freed == ["freed"]

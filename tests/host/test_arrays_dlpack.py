@@ -90,12 +90,12 @@ def test_read_only_is_passed_on_where_the_capsule_can_say_it() -> None:
 def test_a_type_that_the_consumer_lacks_is_its_own_clear_error() -> None:
     """NumPy drops the capsule while its own error is being raised: the destructor must not lose that error."""
     array = device_array(np.zeros((2, 2), BF16))
-    before = sys.getrefcount(array.owner._lease)
+    before = sys.getrefcount(array.owner._lifetime.lease)
     for _ in range(3):
         with pytest.raises((BufferError, RuntimeError), match="Unsupported dtype"):
             np.from_dlpack(array)
     gc.collect()
-    after = sys.getrefcount(array.owner._lease)
+    after = sys.getrefcount(array.owner._lifetime.lease)
     assert after == before
 
 
