@@ -127,7 +127,6 @@ class CudaDevice(Device):
         self._lock = Lock()
         self._kernels: dict[str, CudaKernel] = {}
         self._allocations: set[CudaMemory] = set()
-        self._retained_peers: set[int] = set()
         self._closed = False
         self._streams: list[CudaStream] = []
         self._default_stream = self.create_stream()
@@ -308,39 +307,6 @@ class CudaDevice(Device):
         result = driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(_kernel(kernel).function, threads, 0)
         return int(check("cuOccupancyMaxActiveBlocksPerMultiprocessor", result)) * self.multiprocessors
 
-    # Peers
-
-    def can_access_peer(self, other: int) -> bool:
-        """Whether kernels of this GPU can address memory of GPU ``other``."""
-        if other == self.ordinal:
-            return True
-        return bool(check("cuDeviceCanAccessPeer", driver.cuDeviceCanAccessPeer(self.ordinal, other)))
-
-    def enable_peer(self, other: int) -> None:
-        """Map GPU ``other``'s ordinary allocations into this context; idempotent.
-
-        Raises
-        ------
-        DeviceError
-            The two GPUs cannot reach each other.
-        """
-        if other == self.ordinal:
-            return
-        with self._lock:
-            if other not in self._retained_peers:
-                self._enable_peer(other)
-                self._retained_peers.add(other)
-
-    def _enable_peer(self, other: int) -> None:
-        context = check(f"cuDevicePrimaryCtxRetain of GPU {other}", driver.cuDevicePrimaryCtxRetain(other))
-        self.make_current()
-        result = driver.cuCtxEnablePeerAccess(context, 0)
-        if result[0] == driver.CUresult.CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED:
-            return
-        if result[0] != 0:
-            driver.cuDevicePrimaryCtxRelease(other)
-            check(f"cuCtxEnablePeerAccess from GPU {self.ordinal} to GPU {other}", result)
-
     def close(self) -> None:
         if self._closed:
             return
@@ -349,10 +315,7 @@ class CudaDevice(Device):
         steps.append(self._staging.close)
         steps += [memory.free for memory in self._allocations]
         steps.append(self._setup_stream.synchronize)
-        for kernel in self._kernels.values():
-            steps.append(partial(self._undo, "cuModuleUnload", driver.cuModuleUnload, kernel.module))
-        for other in self._retained_peers:
-            steps.append(partial(self._undo, "cuDevicePrimaryCtxRelease", driver.cuDevicePrimaryCtxRelease, other))
+        steps += [partial(self._unload, kernel) for kernel in self._kernels.values()]
         steps += [stream.owner.close for stream in self._streams]
         failures = []
         for step in steps:  # all of them, also when a kernel failed and the context with it
@@ -363,6 +326,6 @@ class CudaDevice(Device):
         if failures:
             raise DeviceError(f"closing {self.name}: {failures[0]}") from failures[0]
 
-    def _undo(self, call: str, function: Callable[..., Any], target: Any) -> None:
+    def _unload(self, kernel: CudaKernel) -> None:
         self.make_current()
-        check(call, function(target))
+        check("cuModuleUnload", driver.cuModuleUnload(kernel.module))
