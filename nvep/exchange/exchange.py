@@ -213,6 +213,20 @@ class Exchange:
         state.advance("combine_recv")
         return result
 
+    def work(self, arrivals: Arrivals, *, stream: Any = None) -> Stream:
+        """Stream for the caller's own work between dispatch and combine of a step, ordered as a phase of it.
+
+        What is enqueued there runs after dispatch and before combine, whatever streams those use.
+
+        Raises
+        ------
+        StepOrderError, ArgumentError, PeerTimeout
+            As in `combine`.
+        """
+        state, queue = self._open("work", arrivals.lane, stream, arrivals)
+        state.follow(queue)
+        return queue
+
     def release(self, arrivals: Arrivals, *, stream: Any = None) -> None:
         """End a step that needs no combine: peers may overwrite its arrivals once this ran everywhere."""
         state, queue = self._open("release", arrivals.lane, stream, arrivals)
@@ -293,6 +307,12 @@ class Exchange:
         self._require_open()
         return self.memory.status.statistics()
 
+    def drain(self) -> None:
+        """Wait for everything enqueued so far, on whatever stream; what kernels report is left to `check`."""
+        self.device.default_stream.synchronize()
+        for lane in self._lanes:
+            lane.synchronize()
+
     def close(self) -> None:
         """Free everything; idempotent. Collective while healthy; after a failure, each rank for itself."""
         if self._closed:
@@ -302,9 +322,7 @@ class Exchange:
         if self._failure is not None and reported is None:
             self.memory.poison_peers()  # or they would wait for this rank until their deadline
         try:
-            self.device.default_stream.synchronize()
-            for lane in self._lanes:
-                lane.synchronize()
+            self.drain()
         finally:
             try:
                 if self._failure is None and self.memory.status.error() is None:

@@ -13,6 +13,7 @@ _ORDER = {
     "dispatch": (IDLE, ARRIVED),
     "dispatch_send": (IDLE, SENT),
     "dispatch_recv": (SENT, ARRIVED),
+    "work": (ARRIVED, ARRIVED),
     "combine": (ARRIVED, IDLE),
     "combine_send": (ARRIVED, RETURNED),
     "combine_recv": (RETURNED, IDLE),

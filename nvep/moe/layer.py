@@ -6,10 +6,11 @@ from contextlib import ExitStack
 from typing import Any
 
 from nvep.arrays import DeviceArray
-from nvep.config import ExchangeConfig
+from nvep.config import ExchangeConfig, partial_dtype
 from nvep.errors import ArgumentError
 from nvep.exchange import Arrivals, Exchange
 from nvep.group import RankGroup
+from nvep.inputs import InputSpec, as_input
 from nvep.moe.grouped_gemm import BACKENDS, ExpertShape
 from nvep.moe.grouped_gemm.base import local_index
 from nvep.moe.weights import LocalExperts, MoEWeights
@@ -76,6 +77,7 @@ class MoELayer:
     def _load(self, arrays: Any, grouped_gemm: str) -> None:
         device, config = self.group.device, self.exchange.config
         _, intermediate, hidden = arrays[0].shape
+        self._rows = InputSpec("x", (partial_dtype("bf16"),), (("tokens", config.max_tokens), hidden), alignment=16)
         shape = ExpertShape(
             self.group.size * config.max_tokens, config.top_k, hidden, intermediate, config.partial_format
         )
@@ -84,6 +86,7 @@ class MoELayer:
         self._resources.callback(local.close)
         self.grouped_gemm = BACKENDS[grouped_gemm](device, shape, local)
         self._resources.callback(self.grouped_gemm.close)
+        self._resources.callback(self.exchange.drain)  # kernels may still read what is freed next
 
     def __call__(
         self, x: Any, expert_ids: Any, expert_weights: Any, *, num_tokens: Any = None, stream: Any = None
@@ -111,18 +114,19 @@ class MoELayer:
         ArgumentError, DTypeError, ShapeError, StepOrderError, PeerTimeout
             As in `Exchange.dispatch`.
         """
+        as_input(x, self._rows, device=self.group.device)  # the exchange alone would take any bytes
         arrivals = self.exchange.dispatch(x, expert_ids, expert_weights, num_tokens=num_tokens, stream=stream)
         return self.exchange.combine(self.experts(arrivals, stream=stream), arrivals, stream=stream)
 
     def experts(self, arrivals: Arrivals, *, stream: Any = None) -> DeviceArray:
-        """Enqueue this rank's experts on what arrived.
+        """Enqueue this rank's experts on what arrived, after dispatch and before combine whatever their streams.
 
         Returns
         -------
         DeviceArray
             ``arrivals.partial_rows``, which ``combine`` takes without a copy.
         """
-        self.grouped_gemm.run(arrivals, arrivals.partial_rows, self.group.device.as_stream(stream))
+        self.grouped_gemm.run(arrivals, arrivals.partial_rows, self.exchange.work(arrivals, stream=stream))
         return arrivals.partial_rows
 
     def close(self) -> None:
