@@ -109,7 +109,7 @@ def _signature(name: str, obj: Any) -> str:
     return f"{name}(\n" + "".join(f"    {line},\n" for line in lines) + f"){result}"
 
 
-def _members(cls: type) -> Iterator[tuple[str, Any]]:
+def members(cls: type) -> Iterator[tuple[str, Any]]:
     """Public methods and properties with a docstring, in the order of their definition, base classes last."""
     seen: set[str] = set()
     for owner in cls.__mro__:
@@ -128,7 +128,7 @@ def _class_docs(cls: type) -> Iterator[str]:
     if not inspect.isabstract(cls):
         yield f"```text\n{_signature(cls.__name__, cls)}\n```\n"
     yield markdown(cls.__doc__ or "") + "\n"
-    for name, member in _members(cls):
+    for name, member in members(cls):
         function = member.fget if isinstance(member, property) else getattr(cls, name)
         if not function.__doc__:
             continue
