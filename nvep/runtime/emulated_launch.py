@@ -68,7 +68,7 @@ class Emulator:
         self._seed = seed
         self._lock = threading.Lock()
         self._launch: ctypes._NamedFuncPointer | None = None
-        self._kernels: dict[Path, EmulatedKernel] = {}
+        self._libraries: dict[Path, ctypes.CDLL] = {}
 
     def load(self, source: KernelSource) -> EmulatedKernel:
         path = self._jit.kernel(source)
@@ -76,9 +76,9 @@ class Emulator:
             if self._launch is None:
                 self._launch = _open(self._jit.runtime()).nvep_emulator_launch
                 self._launch.argtypes = [ctypes.POINTER(_Launch)]
-            if path not in self._kernels:
-                self._kernels[path] = EmulatedKernel(source, _open(path))
-            return self._kernels[path]
+            if path not in self._libraries:
+                self._libraries[path] = _open(path)
+            return EmulatedKernel(source, self._libraries[path])
 
     def compile_all(self, sources: list[KernelSource]) -> None:
         """Put several kernels into the cache, compiled side by side."""

@@ -18,7 +18,10 @@ constexpr size_t kChunkBytes = kStacksPerChunk * kStackBytes;
 constexpr size_t kGuardBytes = 16384;  // a multiple of every page size in use on x86-64 and aarch64 laptops
 constexpr size_t kCanaryBytes = 64;
 // A guard page splits a mapping, and a process has about 65,000 of them; stacks beyond this rely on the canary.
-constexpr unsigned kGuardedStacks = 8192;
+#ifndef NVEP_GUARDED_STACKS
+#define NVEP_GUARDED_STACKS 8192
+#endif
+
 constexpr unsigned kPooledChunks = 256;
 
 pthread_mutex_t pool_mutex = PTHREAD_MUTEX_INITIALIZER;
@@ -48,7 +51,7 @@ void guard_chunk(char* chunk) {
 char* take_chunk() {
   pthread_mutex_lock(&pool_mutex);
   char* chunk = pool_count ? pool[--pool_count] : nullptr;
-  const bool guard = !chunk && guarded + kStacksPerChunk <= kGuardedStacks;
+  const bool guard = !chunk && guarded + kStacksPerChunk <= NVEP_GUARDED_STACKS;
   if (guard) guarded += kStacksPerChunk;
   pthread_mutex_unlock(&pool_mutex);
   if (chunk) return chunk;

@@ -49,6 +49,7 @@ _FIELDS: dict[str, tuple[str, list[Field]]] = {
         ],
     ),
     "faults": ("FaultArguments", [Field("out", "unsigned*"), Field("mode", "u32")]),
+    "deep_stack": ("StackArguments", [Field("out", "unsigned*"), Field("spare", "u32")]),
     "conversions": (
         "ConversionArguments",
         [

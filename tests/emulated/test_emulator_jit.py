@@ -138,6 +138,15 @@ def test_without_a_compiler_the_error_says_what_to_install(monkeypatch: pytest.M
         find_compiler.cache_clear()
 
 
+def test_an_overflowed_stack_without_a_guard_page_is_reported(settings: Settings) -> None:
+    """A process has guard pages for thousands of stacks; further ones only have a canary."""
+    device = EmulatedDevice(jit=HostJit(settings, extra_flags=["-DNVEP_GUARDED_STACKS=0"]))
+    enqueue(device, "deep_stack", (1, 1), None, out=np.zeros(64, np.uint32), spare=16384)
+    with pytest.raises(DeviceError, match="thread 0 overflowed its stack"):
+        device.default_stream.synchronize()
+    device.close()
+
+
 @pytest.mark.skipif(os.uname().sysname != "Linux", reason="ucontext is deprecated elsewhere")
 def test_ucontext_runs_the_same_kernels(settings: Settings) -> None:
     """The fallback for other processors: barriers, shuffles, deadlock reports."""

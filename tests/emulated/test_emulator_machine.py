@@ -200,6 +200,18 @@ def test_broken_rules_are_errors_not_hangs(device: EmulatedDevice, mode: int, me
     np.testing.assert_array_equal(out[:64], np.arange(64))
 
 
+def test_polling_through_barriers_starves_no_other_block(device: EmulatedDevice) -> None:
+    out = np.zeros(64, np.uint32)
+    run(device, "faults", (2, 64), out=out, mode=7)
+    assert out[0] == 1
+
+
+def test_stacks_can_be_used_up_to_their_guard(device: EmulatedDevice) -> None:
+    out = np.zeros(64, np.uint32)
+    run(device, "deep_stack", (1, 64), out=out, spare=16384 + 8192)  # a guard page, and room for the last call
+    assert out.min() * 4096 > 64 * 1024
+
+
 def test_deadlock_names_every_group_of_threads(device: EmulatedDevice) -> None:
     """Found although a thread of another block spins for ever."""
     out = np.zeros(1, np.uint32)

@@ -139,7 +139,7 @@ def test_arithmetic_is_rounded_as_written(device: EmulatedDevice) -> None:
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "deep_stack"])
 def test_the_same_source_compiles_for_gpus(name: str, arch: str, tmp_path: Path) -> None:
     cubin = compile_kernel(source(name), arch, tmp_path)
     assert cubin.code.startswith(b"\x7fELF")

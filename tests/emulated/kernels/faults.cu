@@ -1,4 +1,4 @@
-// One way to break the rules of blocks and warps per `mode`.
+// One way per `mode` to break the rules of blocks and warps, or to strain the scheduler.
 #include "primitives/memory.cuh"
 #include "primitives/shared.cuh"
 #include "primitives/time.cuh"
@@ -58,6 +58,14 @@ extern "C" __global__ void faults(const __grid_constant__ FaultArguments argumen
         __syncthreads();
       } else {
         __syncwarp();
+      }
+      break;
+    case 7:  // one block polls through barriers, without a pause, for what another block stores
+      if (blockIdx.x == 1) {
+        if (t == 0) store_relaxed_system(arguments.out, 1u);
+      } else {
+        while (!__syncthreads_or(load_relaxed_system(arguments.out) != 0)) {
+        }
       }
       break;
     default: arguments.out[t] = t;
