@@ -74,6 +74,15 @@ class Settings:
         )
 
 
+def widen_hardware_queues() -> None:
+    """Ask the CUDA driver for its most hardware queues; takes effect if the process has not initialised CUDA yet.
+
+    Streams that share a queue wait for one another's work. Ranks of one process whose kernels wait for each other must
+    not, and the default of 8 is soon used up. A value set by the user stays.
+    """
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+
+
 def partial_dtype(partial_format: str) -> np.dtype[Any]:
     """NumPy element type of a partial format (ml_dtypes for ``bf16``)."""
     if partial_format == "bf16":

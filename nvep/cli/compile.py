@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(namespace: argparse.Namespace) -> int:
     """Compile, print a table, and return 0 only if everything compiled."""
-    from nvep.exchange.catalog import kernel_catalog
+    from nvep.cli.catalog import kernel_catalog
 
     names = list(dict.fromkeys(part.strip() for part in namespace.arch.split(",") if part.strip()))
     architectures = [check_architecture("--arch", name) for name in names]

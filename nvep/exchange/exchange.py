@@ -54,7 +54,11 @@ class Exchange:
         deadline = config.deadline if config.deadline is not None else Settings.from_environment().deadline
         self.kernels = ExchangeKernels(group, self.plan)
         self.memory = ExchangeMemory(group, self.plan)
-        self._inputs = InputChecker(config, group.size, self.device)
+        try:
+            self._inputs = group.together(lambda: InputChecker(config, group.size, self.device))
+        except BaseException:
+            self.memory.close()
+            raise
         self._lanes = [Lane(i, self.device) for i in range(config.lanes)]
         common = {"peers": self.memory.heap.peer_table.address, "deadline": int(deadline * 1e9), "rank": group.rank}
         lane_fields = [
@@ -72,8 +76,7 @@ class Exchange:
         self._arrivals = [self._view_arrivals(i) for i in range(config.lanes)]
         self._mask = np.zeros(group.size, dtype=bool)
 
-    # --- dispatch
-    # -------------------------------------------------------------------------------------------------------
+    # --- dispatch ---------------------------------------------------------------------------------------------------
 
     def dispatch(
         self,
@@ -146,8 +149,8 @@ class Exchange:
 
     def _send(self, phase: str, tokens: Any, ids: Any, weights: Any, count: Any, lane: int, stream: Any) -> None:
         state, queue = self._open(phase, lane, stream)
-        step = self._inputs.step(lane, (tokens, ids, weights, count), queue)
         state.follow(queue)
+        step = self._inputs.step(lane, (tokens, ids, weights, count), queue)
         self._set_dispatch(self._dispatch_arguments[lane], step)
         self.kernels.launch(phase, self._dispatch_arguments[lane], queue)
         state.tokens = None if step.num_tokens_device else step.num_tokens
@@ -164,8 +167,7 @@ class Exchange:
         arguments.num_tokens = step.num_tokens
         arguments.num_tokens_device = step.num_tokens_device
 
-    # --- combine
-    # --------------------------------------------------------------------------------------------------------
+    # --- combine ----------------------------------------------------------------------------------------------------
 
     def combine(self, partial_rows: Any, arrivals: Arrivals, *, out: Any = None, stream: Any = None) -> DeviceArray:
         """Return partial rows to their sources and sum this rank's, in one kernel launch.
@@ -243,9 +245,10 @@ class Exchange:
 
     def _give_back(self, phase: str, state: Lane, arrays: tuple[Any, ...], queue: Stream) -> None:
         arguments = self._combine_arguments[state.index]
-        arguments.partial_rows, view = self._inputs.partial_rows(state.index, arrays[0], queue)
         state.follow(queue)
-        copies = arguments.partial_rows != self._arrivals[state.index].partial_rows.address
+        exposed = self._arrivals[state.index].partial_rows.address
+        arguments.partial_rows, view = self._inputs.partial_rows(arrays[0], exposed, queue)
+        copies = arguments.partial_rows != exposed
         self.kernels.launch(phase, arguments, queue, copies=copies)
         state.keep(queue, view, *arrays[1:])
 
@@ -262,8 +265,7 @@ class Exchange:
         owner = ArrayOwner(self.device, stream=queue, keepalive=view)
         return DeviceArray(view.address, (rows, elements), dtype, owner=owner)
 
-    # --- state
-    # ----------------------------------------------------------------------------------------------------------
+    # --- state ------------------------------------------------------------------------------------------------------
 
     def set_mask(self, masked: Any, *, stream: Any = None) -> None:
         """Leave ranks out from the next D.send on ``stream``; the same on every rank that stays, at the same step.

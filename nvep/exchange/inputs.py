@@ -59,6 +59,12 @@ class InputChecker:
         self._count = InputSpec("num_tokens", (_INT32, _UINT32), (1,))
         self._partial = InputSpec("partial_rows", (dtype,), (num_ranks, config.max_tokens, elements), alignment=16)
         self._out = InputSpec("out", (dtype,), ("tokens", elements), alignment=16, writable=True)
+        if not device.emulated:
+            try:
+                self._allocate_staging()
+            except BaseException:
+                self.close()
+                raise
 
     def step(self, lane: int, arrays: tuple[Any, Any, Any, Any], stream: Stream) -> StepInputs:
         """Check ``(tokens, expert_ids, expert_weights, num_tokens)`` and make each addressable, in stream order."""
@@ -117,10 +123,14 @@ class InputChecker:
             token = int(np.argwhere(repeated)[0][0])
             raise ArgumentError(f"expert_ids[{token}]", ids[token].tolist(), "distinct experts within a token")
 
-    def partial_rows(self, lane: int, array: Any, stream: Stream) -> tuple[int, InputView]:
-        """Device address of partial rows."""
+    def partial_rows(self, array: Any, exposed: int, stream: Stream) -> tuple[int, InputView]:
+        """Device address of partial rows; a host array is copied straight into the rows at ``exposed``."""
         view = as_input(array, self._partial, device=self._device, stream=stream)
-        return self._address(lane, "partial_rows", view, stream), view
+        if not view.host:
+            return view.address, view
+        self._require_no_capture("partial_rows", stream)
+        self._device.copy_in(exposed, view.to_numpy(), stream)
+        return exposed, view
 
     def output(self, array: Any, rows: int, stream: Stream) -> InputView:
         """A caller's output array for at least ``rows`` tokens."""
@@ -134,26 +144,24 @@ class InputChecker:
     def _address(self, lane: int, name: str, view: InputView, stream: Stream) -> int:
         if not view.host or view.nbytes == 0:
             return view.address
+        self._require_no_capture(name, stream)
+        address = self._staging[lane, name].address
+        self._device.copy_in(address, view.to_numpy(), stream)
+        return address
+
+    def _require_no_capture(self, name: str, stream: Stream) -> None:
         if self._device.is_capturing(stream):
             raise ArgumentError(name, "a host array", "a device array: a graph would freeze the values of a host array")
-        memory = self._staging.get((lane, name))
-        if memory is None:
-            memory = self._staging[lane, name] = self._device.allocate(self._most_bytes(name))
-        self._device.copy_in(memory.address, view.to_numpy(), stream)
-        return memory.address
 
-    def _most_bytes(self, name: str) -> int:
-        """Size of the largest acceptable array: staging is allocated once, at the first host array."""
+    def _allocate_staging(self) -> None:
+        """Room for host arrays of every argument, on devices that cannot read them: no step may allocate."""
         config = self._config
-        for spec, nbytes in zip(self._payloads, config.payload_bytes, strict=True):
-            if spec.name == name:
-                return config.max_tokens * nbytes
-        if name == "partial_rows":
-            ranks, tokens, _ = self._partial.shape
-            assert isinstance(ranks, int)
-            assert isinstance(tokens, int)
-            return ranks * tokens * config.partial_row_bytes
-        return config.max_tokens * config.top_k * 8
+        per_token = {spec.name: n for spec, n in zip(self._payloads, config.payload_bytes, strict=True)}
+        per_token |= {self._ids.name: config.top_k * 8, self._weights.name: config.top_k * 4}
+        for lane in range(config.lanes):
+            for name, nbytes in per_token.items():
+                self._staging[lane, name] = self._device.allocate(config.max_tokens * nbytes)
+            self._staging[lane, self._count.name] = self._device.allocate(4)
 
     def close(self) -> None:
         """Free staging memory; the streams that used it must be idle."""

@@ -182,6 +182,9 @@ class CudaDevice(Device):
 
     def copy_out(self, array: np.ndarray, address: int, stream: Stream) -> None:
         target = self._host_copy_stream("copy_out", stream)
+        # A copy to pageable memory blocks inside the driver, which then holds off the other ranks of this process: it
+        # is issued when nothing is left to wait for.
+        target.synchronize()
         if array.nbytes:
             result = driver.cuMemcpyDtoHAsync(_raw(array).ctypes.data, address, array.nbytes, target.cuda)
             check(f"cuMemcpyDtoHAsync of {array.nbytes} bytes from {address:#x}", result)

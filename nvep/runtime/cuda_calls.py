@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from cuda.bindings import driver
 
+from nvep.config import widen_hardware_queues
 from nvep.errors import DeviceError
 
 T = TypeVar("T")
@@ -64,6 +65,7 @@ def count_devices() -> tuple[int, str]:
         There is a driver and it does not work.
     """
     try:
+        widen_hardware_queues()
         (status,) = driver.cuInit(0)
     except RuntimeError:  # cuda.bindings found no libcuda
         return 0, "no CUDA driver is installed (libcuda.so.1 not found)"

@@ -23,7 +23,7 @@ class Backend:
 
     def config(self, **fields: Any) -> ExchangeConfig:
         """A configuration of this backend."""
-        defaults: dict[str, Any] = {"num_experts": 8, "top_k": 2, "max_tokens": 16, "row_bytes": 64, "deadline": 60.0}
+        defaults: dict[str, Any] = {"num_experts": 8, "top_k": 2, "max_tokens": 16, "row_bytes": 64, "deadline": 20.0}
         return ExchangeConfig(**{**defaults, "transport": self.transport, "protocol": self.protocol, **fields})
 
     def run(self, function: Any, ranks: int) -> list[Any]:

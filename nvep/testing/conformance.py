@@ -123,6 +123,7 @@ class ExchangeConformance(Backend):
                 source = step.sources[group.rank]
                 memory = device_copy(exchange, ids)
                 view = DeviceArray(memory.address, ids.shape, ids.dtype, owner=ArrayOwner(exchange.device))
+                group.barrier()
                 arrivals = exchange.dispatch(source.payloads[0], view, source.expert_weights)
                 check_arrivals(arrivals, arrivals_of(step, config, group.rank), "invalid ids")
                 output = self.finish(exchange, arrivals, step)
@@ -154,11 +155,13 @@ class ExchangeConformance(Backend):
         def main(group: RankGroup) -> None:
             with Exchange(group, config) as exchange:
                 steps = [random_step((19, i), config, group.size) for i in range(40)]
+                blank = np.zeros((config.max_tokens, config.elements), dtype=np.float32)
+                buffers = [device_copy(exchange, blank) for _ in steps]
+                group.barrier()  # an allocation may wait for kernels that wait for this rank
                 outputs = []
-                for step in steps:
+                for step, keep in zip(steps, buffers, strict=True):
                     source = step.sources[group.rank]
                     arrivals = exchange.dispatch(source.payloads[0], source.expert_ids, source.expert_weights)
-                    keep = device_copy(exchange, np.zeros((config.max_tokens, config.elements), dtype=np.float32))
                     owner = ArrayOwner(exchange.device, keepalive=keep)
                     dtype = step.partial_rows[0].dtype
                     out = DeviceArray(keep.address, (config.max_tokens, config.elements), dtype, owner=owner)
@@ -309,7 +312,7 @@ class ExchangeConformance(Backend):
                     step = random_step((43, index), config, ranks)
                     source, expected = step.sources[rank], arrivals_of(step, config, rank)
                     count = len(source.expert_ids)
-                    writes = {
+                    writes: dict[str, np.ndarray] = {
                         "rows": source.payloads[0],
                         "ids": source.expert_ids,
                         "weights": source.expert_weights,

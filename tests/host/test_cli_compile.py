@@ -23,7 +23,7 @@ def catalog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Catalog:
     """Stands in for the committed list, which takes longer; a test may change it."""
     kernels: Catalog = [("scale plain", source(tmp_path))]
     monkeypatch.setenv("NVEP_CACHE_DIR", str(tmp_path / "cache"))
-    module = types.ModuleType("nvep.exchange.catalog")
+    module = types.ModuleType("nvep.cli.catalog")
     module.kernel_catalog = lambda: kernels  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, module.__name__, module)
     return kernels
