@@ -7,7 +7,8 @@ import pickle
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -70,6 +71,7 @@ class MpiGroup(RankGroup):
                 self._comm.Set_errhandler(MPI.ERRORS_RETURN)
             self.rank, self.size = self._comm.rank, self._comm.size
             host = self._find_host()
+            self._unname_shared_files()
             kind = self.together(lambda: device_kind(device))
             self.agree("the kind of device", kind)
             self.together(lambda: self._open_device(kind, undo))
@@ -85,6 +87,17 @@ class MpiGroup(RankGroup):
             lowest: int = host.bcast(self.rank)
             host.Free()
         return lowest
+
+    def _unname_shared_files(self) -> None:
+        """MPICH takes its file out of /dev/shm at the end only; without a name it goes away with a killed job too.
+
+        Initialising MPI waits until all ranks of the host have mapped it.
+        """
+        with suppress(OSError):
+            for line in Path("/proc/self/maps").read_text().splitlines():
+                path = line.split(maxsplit=5)[-1]
+                if path.startswith("/dev/shm/mpich_shm_"):
+                    Path(path).unlink(missing_ok=True)
 
     def _open_device(self, kind: str, undo: ExitStack) -> None:
         self.device = open_device(kind, self.local_rank % visible_gpus() if kind == "cuda" else 0)

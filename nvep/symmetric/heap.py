@@ -126,10 +126,12 @@ class SymmetricHeap:
         device = self.group.device
         self.peer_table = device.allocate(8 * self.group.size)
         self._cleanup.callback(self.peer_table.free)
-        device.copy_in(self.peer_table.address, np.array(self.peer_bases, dtype=np.uint64), device.default_stream)
-        if initialise is not None:
-            initialise(self)
-        device.default_stream.synchronize()
+        try:
+            device.copy_in(self.peer_table.address, np.array(self.peer_bases, dtype=np.uint64), device.default_stream)
+            if initialise is not None:
+                initialise(self)
+        finally:
+            device.default_stream.synchronize()  # before anything is unmapped, too
 
 
 def _open_backend(group: RankGroup) -> SliceBackend:

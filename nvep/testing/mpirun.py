@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import shutil
 import signal
 import subprocess
@@ -21,6 +22,9 @@ from nvep.errors import NvepError
 _MPICH_VARIABLES = {"MPIR_CVAR_ENABLE_HEAVY_YIELD": "1"}
 _OPEN_MPI_OPTIONS = ("--oversubscribe", "--bind-to", "none")
 _DUMP_SECONDS = 1.0
+# Even with -disable-auto-cleanup MPICH's mpirun sends SIGUSR1 to the survivors of a rank that ends early, and SIGKILL
+# when it sees that a signal ended it. A shell in between hides the latter, and its ignored signals are inherited.
+_SURVIVE = ("sh", "-c", "trap '' USR1; \"$@\"; exit $?", "sh")
 
 
 class MpiMissing(NvepError):
@@ -73,6 +77,7 @@ def run_mpi(
     timeout: float,
     env: Mapping[str, str] | None = None,
     extra: Sequence[str] = (),
+    survive: bool = False,
 ) -> MpiResult:
     """Run ``program`` on ``ranks`` processes and wait for the job to end.
 
@@ -88,6 +93,8 @@ def run_mpi(
         Variables to set besides the inherited ones.
     extra : sequence of str, optional
         Further options of mpirun.
+    survive : bool
+        A rank that is killed does not end the job: the other ranks run on.
 
     Returns
     -------
@@ -97,9 +104,14 @@ def run_mpi(
     Raises
     ------
     MpiMissing
-        There is no mpirun.
+        There is no mpirun, or ``survive`` is asked of one other than MPICH's.
     """
-    command = _command(ranks, program, env or {}, extra)
+    argv = [sys.executable, "-c", program] if isinstance(program, str) else list(program)
+    if survive:
+        if find_mpirun()[1]:
+            raise MpiMissing("only MPICH's mpirun can let the other ranks of a job run on")
+        argv, extra = [*_SURVIVE, *argv], ["-disable-auto-cleanup", *extra]
+    command = _command(ranks, argv, env or {}, extra)
     start = time.monotonic()
     job = subprocess.Popen(
         command,
@@ -123,16 +135,15 @@ def run_mpi(
     return MpiResult(tuple(command), status, stdout, stderr, time.monotonic() - start)
 
 
-def _command(ranks: int, program: str | Sequence[str], env: Mapping[str, str], extra: Sequence[str]) -> list[str]:
+def _command(ranks: int, argv: Sequence[str], env: Mapping[str, str], extra: Sequence[str]) -> list[str]:
     mpirun, open_mpi = find_mpirun()
-    variables = {"PYTHONFAULTHANDLER": "1", "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    variables = {"PYTHONFAULTHANDLER": "1", "PYTHONPATH": os.pathsep.join(dict.fromkeys(p for p in sys.path if p))}
     options: tuple[str, ...] = ()
     if open_mpi:
         options = (*_OPEN_MPI_OPTIONS, *(("--allow-run-as-root",) if os.geteuid() == 0 else ()))
     else:
         variables.update(_MPICH_VARIABLES)
     variables.update(env)
-    argv = [sys.executable, "-c", program] if isinstance(program, str) else list(program)
     # env(1) adds to the environment without this process having to read its own.
     settings = [f"{name}={value}" for name, value in variables.items()]
     return ["env", *settings, mpirun, *options, "-n", str(ranks), *extra, *argv]
@@ -141,24 +152,36 @@ def _command(ranks: int, program: str | Sequence[str], env: Mapping[str, str], e
 def _kill(job: subprocess.Popen[str]) -> tuple[str, str]:
     """End the job; return what it wrote. Ranks are in sessions of their own, so they are found as descendants."""
     with ExitStack() as opened:
-        processes = []  # held open: a number may pass to another process once its owner is gone
+        # Held open: a number may pass to another process once its owner is gone.
+        ranks: list[int] = []
+        launchers: list[int] = []
         for pid in (job.pid, *_descendants(job.pid)):
             with suppress(ProcessLookupError):
-                processes.append((pid, os.pidfd_open(pid)))
-                opened.callback(os.close, processes[-1][1])
-        for pid, process in processes:
-            if _is_python(pid):
-                _signal(process, signal.SIGABRT)  # faulthandler writes the stacks
+                process = os.pidfd_open(pid)
+                opened.callback(os.close, process)
+                (ranks if _is_python(pid) else launchers).append(process)
+        _signal(launchers, signal.SIGSTOP)  # else the first rank to end makes them kill the others
+        _signal(ranks, signal.SIGABRT)  # faulthandler writes the stacks
+        _wait(ranks, _DUMP_SECONDS)
+        _signal(launchers, signal.SIGCONT)  # they forward what the ranks wrote
         with suppress(subprocess.TimeoutExpired):
             job.wait(_DUMP_SECONDS)
-        for _, process in processes:
-            _signal(process, signal.SIGKILL)
+        _signal(ranks + launchers, signal.SIGKILL)
         return job.communicate()
 
 
-def _signal(process: int, number: signal.Signals) -> None:
-    with suppress(ProcessLookupError):
-        signal.pidfd_send_signal(process, number)
+def _wait(processes: list[int], seconds: float) -> None:
+    end = time.monotonic() + seconds
+    running = list(processes)
+    while running and time.monotonic() < end:
+        ended, _, _ = select.select(running, [], [], max(0.0, end - time.monotonic()))
+        running = [process for process in running if process not in ended]
+
+
+def _signal(processes: list[int], number: signal.Signals) -> None:
+    for process in processes:
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(process, number)
 
 
 def _descendants(root: int) -> list[int]:
