@@ -36,7 +36,10 @@ _FIELDS: dict[str, tuple[str, list[Field]]] = {
         "ReduceArguments",
         [Field("values", "const int*"), Field("results", "int*"), Field("rows", "u32"), Field("columns", "u32")],
     ),
-    "early_return": ("ReturnArguments", [Field("counts", "int*"), Field("ballots", "unsigned*")]),
+    "early_return": (
+        "ReturnArguments",
+        [Field("counts", "int*"), Field("ballots", "unsigned*"), Field("reversed", "u32")],
+    ),
     "atomics": ("AtomicArguments", [Field("totals", "struct AtomicTotals*"), Field("repeats", "u32")]),
     "grid_barrier": (
         "BarrierArguments",

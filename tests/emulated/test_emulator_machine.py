@@ -59,6 +59,7 @@ def _sign_extended(value: int) -> int:
         (64, 64, 0, 32, 3),
         (96, 96, 0, 16, 5),
         (48, 48, 0, 8, 1),
+        (64, 64, 0, 8, 12),
         (40, 37, 0, 32, 9),
         (64, 64, 1, 32, 4),
         (64, 60, 1, 16, 2),
@@ -113,13 +114,18 @@ def test_barriers_and_shared_memory(device: EmulatedDevice, blocks: int, threads
     np.testing.assert_array_equal(results, np.stack(expected, axis=1))
 
 
-def test_returned_threads_count_as_arrived(device: EmulatedDevice) -> None:
+@pytest.mark.parametrize("from_the_end", [False, True])
+def test_returned_threads_count_as_arrived(device: EmulatedDevice, from_the_end: bool) -> None:
     threads = 70
     counts, ballots = np.zeros(threads, np.int32), np.zeros(threads, np.uint32)
-    run(device, "early_return", (1, threads), counts=counts, ballots=ballots)
-    np.testing.assert_array_equal(counts, threads - np.arange(threads))
-    last_warp = [0x3F & ~((1 << max(0, i - 64)) - 1) for i in range(threads)]
-    np.testing.assert_array_equal(ballots, np.array(last_warp, np.uint32))
+    run(device, "early_return", (1, threads), counts=counts, ballots=ballots, reversed=from_the_end)
+    if from_the_end:  # the first warp reports; thread t is gone after threads - 1 - t rounds
+        np.testing.assert_array_equal(counts[:-1], threads - 1 - np.arange(threads - 1))
+        expected = [(1 << min(32, threads - 1 - i)) - 1 for i in range(threads)]
+    else:
+        np.testing.assert_array_equal(counts, threads - np.arange(threads))
+        expected = [0x3F & ~((1 << max(0, i - 64)) - 1) for i in range(threads)]
+    np.testing.assert_array_equal(ballots, np.array(expected, np.uint32))
 
 
 class Totals(ctypes.Structure):
@@ -149,7 +155,7 @@ def test_atomics_from_several_streams_lose_nothing(device: EmulatedDevice) -> No
     assert (totals.signed_sum, totals.unsigned_sum, totals.float_sum) == (-n, 3 * n, n / 2)
     assert (totals.bits, totals.highest) == (0xFFFFFFFF, blocks * threads - 1)
     assert (totals.relaxed, totals.ordered, totals.swapped) == (n, 2 * n, 5 * n)
-    all_values = sum(range(1, blocks * threads + 1)) * len(streams)
+    all_values = sum(range(repeats, (blocks * threads + 1) * repeats)) * len(streams)
     assert totals.handed_out == all_values - totals.last
 
 

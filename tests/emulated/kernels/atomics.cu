@@ -20,7 +20,8 @@ extern "C" __global__ void atomics(const __grid_constant__ AtomicArguments argum
       if (now == seen) break;
       seen = now;
     }
+    // A chain: every value but the last is handed out once.
+    u32 previous = exchange_relaxed_device(&t.last, (i + 1) * arguments.repeats + n);
+    atomicAdd(&t.handed_out, static_cast<u64>(previous));
   }
-  u32 previous = exchange_relaxed_device(&t.last, i + 1);  // a chain: every value but one is handed out once
-  atomicAdd(&t.handed_out, static_cast<u64>(previous));
 }
