@@ -64,7 +64,7 @@ class _SkewedRank:
             exchange.combine_recv(arrivals, out=out)
 
     def compare(self) -> None:
-        exchange, rank, config = self._exchange, self._exchange.group.rank, self._exchange.config
+        rank, config = self._exchange.group.rank, self._exchange.config
         for index, (step, rows, output) in enumerate(zip(self._steps, self._rows, self._outputs, strict=True)):
             expected = arrivals_of(step, config, rank)
             got = rows.view(np.uint8, (RANKS, config.max_tokens, config.row_bytes))

@@ -1,6 +1,6 @@
 """Each rule of the Fence protocol that order alone can break is broken in a copy of the kernels; the steps must notice.
 
-Rules of the memory model (acquire, release, the system fence) cannot fail on the strongly ordered CPUs that tests run on.
+Rules of the memory model (acquire, release, the system fence) cannot fail on strongly ordered CPUs such as x86-64.
 """
 
 from __future__ import annotations
