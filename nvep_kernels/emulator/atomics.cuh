@@ -1,11 +1,15 @@
 // CUDA's atomic functions and thread fences, on shared or global memory. Relaxed order, as on a GPU.
 #pragma once
 
-#define NVEP_ATOMIC(name, builtin)                                                                \
-  inline int name(int* p, int v) { return builtin(p, v, __ATOMIC_RELAXED); }                      \
-  inline unsigned name(unsigned* p, unsigned v) { return builtin(p, v, __ATOMIC_RELAXED); }       \
-  inline unsigned long long name(unsigned long long* p, unsigned long long v) {                   \
-    return builtin(p, v, __ATOMIC_RELAXED);                                                       \
+#define NVEP_ATOMIC(name, builtin)                                              \
+  inline int name(int* p, int v) {                                              \
+    return builtin(p, v, __ATOMIC_RELAXED);                                     \
+  }                                                                             \
+  inline unsigned name(unsigned* p, unsigned v) {                               \
+    return builtin(p, v, __ATOMIC_RELAXED);                                     \
+  }                                                                             \
+  inline unsigned long long name(unsigned long long* p, unsigned long long v) { \
+    return builtin(p, v, __ATOMIC_RELAXED);                                     \
   }
 
 NVEP_ATOMIC(atomicAdd, __atomic_fetch_add)
@@ -35,16 +39,16 @@ inline float atomicAdd(float* p, float v) {
   return nvep::emulated::atomic_update(p, [v](float old) { return old + v; });
 }
 
-#define NVEP_ATOMIC_CHOICE(type)                                                                       \
-  inline type atomicMax(type* p, type v) {                                                             \
-    return nvep::emulated::atomic_update(p, [v](type old) { return old > v ? old : v; });              \
-  }                                                                                                    \
-  inline type atomicMin(type* p, type v) {                                                             \
-    return nvep::emulated::atomic_update(p, [v](type old) { return old < v ? old : v; });              \
-  }                                                                                                    \
-  inline type atomicCAS(type* p, type expected, type desired) {                                        \
-    __atomic_compare_exchange_n(p, &expected, desired, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);     \
-    return expected;                                                                                   \
+#define NVEP_ATOMIC_CHOICE(type)                                                                   \
+  inline type atomicMax(type* p, type v) {                                                         \
+    return nvep::emulated::atomic_update(p, [v](type old) { return old > v ? old : v; });          \
+  }                                                                                                \
+  inline type atomicMin(type* p, type v) {                                                         \
+    return nvep::emulated::atomic_update(p, [v](type old) { return old < v ? old : v; });          \
+  }                                                                                                \
+  inline type atomicCAS(type* p, type expected, type desired) {                                    \
+    __atomic_compare_exchange_n(p, &expected, desired, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED); \
+    return expected;                                                                               \
   }
 
 NVEP_ATOMIC_CHOICE(int)
@@ -52,6 +56,12 @@ NVEP_ATOMIC_CHOICE(unsigned)
 NVEP_ATOMIC_CHOICE(unsigned long long)
 #undef NVEP_ATOMIC_CHOICE
 
-inline void __threadfence_block() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
-inline void __threadfence() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
-inline void __threadfence_system() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
+inline void __threadfence_block() {
+  __atomic_thread_fence(__ATOMIC_SEQ_CST);
+}
+inline void __threadfence() {
+  __atomic_thread_fence(__ATOMIC_SEQ_CST);
+}
+inline void __threadfence_system() {
+  __atomic_thread_fence(__ATOMIC_SEQ_CST);
+}

@@ -6,16 +6,26 @@ namespace nvep {
 namespace emulated {
 namespace {
 
-unsigned thread_of(const Fiber* fiber) { return fiber->thread_index.x; }
-unsigned lane_of(const Fiber* fiber) { return fiber->thread_index.x % kWarp; }
-Warp& warp_of(Fiber* fiber) { return fiber->owner->warps[fiber->thread_index.x / kWarp]; }
+unsigned thread_of(const Fiber* fiber) {
+  return fiber->thread_index.x;
+}
+unsigned lane_of(const Fiber* fiber) {
+  return fiber->thread_index.x % kWarp;
+}
+Warp& warp_of(Fiber* fiber) {
+  return fiber->owner->warps[fiber->thread_index.x / kWarp];
+}
 
 int reduce_votes(const Block& block, Collective kind) {
   switch (kind) {
-    case Collective::kBlockOr: return block.votes != 0;
-    case Collective::kBlockAnd: return block.votes == block.waiting;
-    case Collective::kBlockCount: return static_cast<int>(block.votes);
-    default: return 0;
+    case Collective::kBlockOr:
+      return block.votes != 0;
+    case Collective::kBlockAnd:
+      return block.votes == block.waiting;
+    case Collective::kBlockCount:
+      return static_cast<int>(block.votes);
+    default:
+      return 0;
   }
 }
 
@@ -42,10 +52,18 @@ unsigned long long shuffled(const Warp& warp, const Fiber* fiber, unsigned group
   const unsigned argument = static_cast<unsigned>(fiber->lane_argument);
   unsigned source = lane;
   switch (fiber->waits_in) {
-    case Collective::kShuffle: source = first + (argument & (width - 1)); break;
-    case Collective::kShuffleUp: source = argument <= lane - first ? lane - argument : lane; break;
-    case Collective::kShuffleDown: source = argument < width - (lane - first) ? lane + argument : lane; break;
-    default: source = (lane ^ argument) < first + width ? lane ^ argument : lane; break;
+    case Collective::kShuffle:
+      source = first + (argument & (width - 1));
+      break;
+    case Collective::kShuffleUp:
+      source = argument <= lane - first ? lane - argument : lane;
+      break;
+    case Collective::kShuffleDown:
+      source = argument < width - (lane - first) ? lane + argument : lane;
+      break;
+    default:
+      source = (lane ^ argument) < first + width ? lane ^ argument : lane;
+      break;
   }
   return group >> source & 1 ? warp.lane[source]->value : kUndefined;
 }
@@ -59,20 +77,26 @@ unsigned long long voted(const Warp& warp, const Fiber* fiber, unsigned group) {
     if (hit) equal |= 1u << lane;
   }
   switch (fiber->waits_in) {
-    case Collective::kAny: return equal != 0;
-    case Collective::kAll: return equal == group;
-    default: return equal;
+    case Collective::kAny:
+      return equal != 0;
+    case Collective::kAll:
+      return equal == group;
+    default:
+      return equal;
   }
 }
 
 unsigned long long warp_result(const Warp& warp, const Fiber* fiber, unsigned group) {
   switch (fiber->waits_in) {
-    case Collective::kWarpSync: return 0;
+    case Collective::kWarpSync:
+      return 0;
     case Collective::kBallot:
     case Collective::kAny:
     case Collective::kAll:
-    case Collective::kMatchAny: return voted(warp, fiber, group);
-    default: return shuffled(warp, fiber, group);
+    case Collective::kMatchAny:
+      return voted(warp, fiber, group);
+    default:
+      return shuffled(warp, fiber, group);
   }
 }
 
@@ -115,7 +139,8 @@ bool contradicts(const Warp& warp, const Fiber* fiber) {
 void report_contradiction(const Warp& warp, const Fiber* fiber) {
   const unsigned others = warp.parked & fiber->mask & warp.live;
   const Fiber* other = warp.lane[__builtin_ctz(others)];
-  fail(*fiber->owner, "thread %u is in %s(mask 0x%08x) at %s:%d while thread %u waits for it in %s(mask 0x%08x) at %s:%d",
+  fail(*fiber->owner,
+       "thread %u is in %s(mask 0x%08x) at %s:%d while thread %u waits for it in %s(mask 0x%08x) at %s:%d",
        thread_of(fiber), collective_name(fiber->waits_in), fiber->mask, fiber->site.file, fiber->site.line,
        thread_of(other), collective_name(other->waits_in), other->mask, other->site.file, other->site.line);
 }
@@ -129,9 +154,11 @@ int block_collective(Fiber* fiber, Collective kind, int predicate, Site site) {
   if (block.waiters) {
     const Fiber* other = block.waiters;
     if (other->site.line != site.line || strcmp(other->site.file, site.file) != 0) {
-      fail(block, "thread %u is in %s at %s:%d while thread %u waits in %s at %s:%d: a block barrier must be reached by all threads",
-           thread_of(fiber), collective_name(kind), site.file, site.line, thread_of(other),
-           collective_name(other->waits_in), other->site.file, other->site.line);
+      fail(
+          block,
+          "thread %u is in %s at %s:%d while thread %u waits in %s at %s:%d: a block barrier must be reached by all threads",
+          thread_of(fiber), collective_name(kind), site.file, site.line, thread_of(other),
+          collective_name(other->waits_in), other->site.file, other->site.line);
       suspend(fiber, State::kFailed);
     }
   }
@@ -144,8 +171,10 @@ int block_collective(Fiber* fiber, Collective kind, int predicate, Site site) {
     return result;
   }
   fiber->next = nullptr;
-  if (block.last_waiter) block.last_waiter->next = fiber;
-  else block.waiters = fiber;
+  if (block.last_waiter)
+    block.last_waiter->next = fiber;
+  else
+    block.waiters = fiber;
   block.last_waiter = fiber;
   block_until_released(fiber);
   return static_cast<int>(fiber->result);
@@ -167,8 +196,8 @@ unsigned long long warp_collective(Fiber* fiber, Collective kind, unsigned mask,
     suspend(fiber, State::kFailed);
   }
   if (width < 1 || width > 32 || (width & (width - 1))) {
-    fail(*fiber->owner, "width %d of %s at %s:%d is not a power of two up to 32", width, collective_name(kind), site.file,
-         site.line);
+    fail(*fiber->owner, "width %d of %s at %s:%d is not a power of two up to 32", width, collective_name(kind),
+         site.file, site.line);
     suspend(fiber, State::kFailed);
   }
   if (contradicts(warp, fiber)) {

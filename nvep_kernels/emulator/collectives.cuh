@@ -33,7 +33,9 @@ inline T shuffle(Collective kind, unsigned mask, T value, int lane, int width, c
 #define NVEP_SITE const char *file = __builtin_FILE(), int line = __builtin_LINE()
 #define NVEP_KIND(name) ::nvep::emulated::Collective::name
 
-inline void __syncthreads(NVEP_SITE) { nvep::emulated::block_collective(NVEP_KIND(kBlockSync), 0, file, line); }
+inline void __syncthreads(NVEP_SITE) {
+  nvep::emulated::block_collective(NVEP_KIND(kBlockSync), 0, file, line);
+}
 inline int __syncthreads_or(int predicate, NVEP_SITE) {
   return nvep::emulated::block_collective(NVEP_KIND(kBlockOr), predicate, file, line);
 }
@@ -82,7 +84,9 @@ inline T __shfl_xor_sync(unsigned mask, T value, int lane_mask, int width = 32, 
 }
 
 // Lanes that happen to run together: emulated threads run one at a time, so only the caller.
-inline unsigned __activemask() { return 1u << (nvep::emulated::current()->thread_index.x & 31u); }
+inline unsigned __activemask() {
+  return 1u << (nvep::emulated::current()->thread_index.x & 31u);
+}
 
 #undef NVEP_SITE
 #undef NVEP_KIND

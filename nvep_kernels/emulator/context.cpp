@@ -82,7 +82,9 @@ Context context_prepare(char*, char* top, void (*entry)()) {
 namespace nvep {
 namespace emulated {
 
-void context_switch(Context* from, Context to) { nvep_switch(from, to); }
+void context_switch(Context* from, Context to) {
+  nvep_switch(from, to);
+}
 
 }  // namespace emulated
 }  // namespace nvep

@@ -20,15 +20,19 @@
 #define gridDim (::nvep::emulated::current()->grid_dim)
 #define warpSize 32
 
-#define NVEP_VECTOR(type, scalar)                                                                          \
-  struct alignas(2 * sizeof(scalar)) type##2 {                                                             \
-    scalar x, y;                                                                                           \
-  };                                                                                                       \
-  struct alignas(sizeof(scalar) < 8 ? 4 * sizeof(scalar) : 16) type##4 {                                   \
-    scalar x, y, z, w;                                                                                     \
-  };                                                                                                       \
-  inline type##2 make_##type##2(scalar x, scalar y) { return {x, y}; }                                     \
-  inline type##4 make_##type##4(scalar x, scalar y, scalar z, scalar w) { return {x, y, z, w}; }
+#define NVEP_VECTOR(type, scalar)                                         \
+  struct alignas(2 * sizeof(scalar)) type##2 {                            \
+    scalar x, y;                                                          \
+  };                                                                      \
+  struct alignas(sizeof(scalar) < 8 ? 4 * sizeof(scalar) : 16) type##4 {  \
+    scalar x, y, z, w;                                                    \
+  };                                                                      \
+  inline type##2 make_##type##2(scalar x, scalar y) {                     \
+    return {x, y};                                                        \
+  }                                                                       \
+  inline type##4 make_##type##4(scalar x, scalar y, scalar z, scalar w) { \
+    return {x, y, z, w};                                                  \
+  }
 
 NVEP_VECTOR(char, signed char)
 NVEP_VECTOR(uchar, unsigned char)
@@ -42,7 +46,9 @@ NVEP_VECTOR(float, float)
 struct alignas(16) ulonglong2 {
   unsigned long long x, y;
 };
-inline ulonglong2 make_ulonglong2(unsigned long long x, unsigned long long y) { return {x, y}; }
+inline ulonglong2 make_ulonglong2(unsigned long long x, unsigned long long y) {
+  return {x, y};
+}
 
 extern "C" int printf(const char* format, ...) __attribute__((format(printf, 1, 2)));
 

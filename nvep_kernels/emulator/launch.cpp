@@ -10,8 +10,8 @@ namespace nvep {
 namespace emulated {
 namespace {
 
-constexpr unsigned kYieldRounds = 64;       // idle rounds that only offer the core to others
-constexpr unsigned kCrowdRounds = 64;       // busy rounds after which another block starts anyway
+constexpr unsigned kYieldRounds = 64;  // idle rounds that only offer the core to others
+constexpr unsigned kCrowdRounds = 64;  // busy rounds after which another block starts anyway
 constexpr long kFirstNapNs = 20 * 1000;
 constexpr long kLongestNapNs = 200 * 1000;
 
@@ -21,7 +21,9 @@ unsigned long long timer_ns() {
   return static_cast<unsigned long long>(now.tv_sec) * 1000000000ull + static_cast<unsigned long long>(now.tv_nsec);
 }
 
-void spin(Fiber* fiber) { suspend(fiber, State::kSpinning); }
+void spin(Fiber* fiber) {
+  suspend(fiber, State::kSpinning);
+}
 
 // A new object is filled with a pattern: shared memory holds anything until it is written.
 void* shared(Fiber* fiber, const void* tag, unsigned long long bytes, unsigned long long alignment) {
@@ -160,7 +162,9 @@ void start_block(Grid& grid) {
   }
 }
 
-bool may_start(const Grid& grid) { return grid.started < grid.blocks && grid.resident < grid.window; }
+bool may_start(const Grid& grid) {
+  return grid.started < grid.blocks && grid.resident < grid.window;
+}
 
 void rest_a_while(unsigned idle_rounds) {
   if (idle_rounds <= kYieldRounds) {
@@ -223,8 +227,10 @@ const Operations kOperations = {spin, block_collective, warp_collective, shared,
 
 void make_ready(Grid& grid, Fiber* fiber) {
   fiber->next = nullptr;
-  if (grid.ready_tail) grid.ready_tail->next = fiber;
-  else grid.ready_head = fiber;
+  if (grid.ready_tail)
+    grid.ready_tail->next = fiber;
+  else
+    grid.ready_head = fiber;
   grid.ready_tail = fiber;
   ++grid.ready_count;
 }

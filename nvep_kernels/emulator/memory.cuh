@@ -6,10 +6,14 @@
 
 namespace nvep {
 
-#define NVEP_LOAD(name, type, order) \
-  inline type name(const type* p) { return __atomic_load_n(p, order); }
+#define NVEP_LOAD(name, type, order)  \
+  inline type name(const type* p) {   \
+    return __atomic_load_n(p, order); \
+  }
 #define NVEP_STORE(name, type, order) \
-  inline void name(type* p, type v) { __atomic_store_n(p, v, order); }
+  inline void name(type* p, type v) { \
+    __atomic_store_n(p, v, order);    \
+  }
 #define NVEP_BOTH(macro, name, order) macro(name, u32, order) macro(name, u64, order)
 
 NVEP_BOTH(NVEP_LOAD, load_relaxed_system, __ATOMIC_RELAXED)
@@ -34,9 +38,13 @@ inline void store_relaxed_system(u64x2* p, u64x2 v) {
   __atomic_store_n(&p->b, v.b, __ATOMIC_RELAXED);
 }
 
-#define NVEP_WEAK(type)                             \
-  inline type load_weak(const type* p) { return *p; } \
-  inline void store_weak(type* p, type v) { *p = v; }
+#define NVEP_WEAK(type)                     \
+  inline type load_weak(const type* p) {    \
+    return *p;                              \
+  }                                         \
+  inline void store_weak(type* p, type v) { \
+    *p = v;                                 \
+  }
 NVEP_WEAK(u16)
 NVEP_WEAK(u32)
 NVEP_WEAK(i32)
@@ -45,15 +53,25 @@ NVEP_WEAK(float)
 NVEP_WEAK(uint4)
 #undef NVEP_WEAK
 
-inline u32 fetch_add_relaxed_device(u32* p, u32 v) { return __atomic_fetch_add(p, v, __ATOMIC_RELAXED); }
-inline u32 fetch_add_acq_rel_device(u32* p, u32 v) { return __atomic_fetch_add(p, v, __ATOMIC_ACQ_REL); }
-inline u32 exchange_relaxed_device(u32* p, u32 v) { return __atomic_exchange_n(p, v, __ATOMIC_RELAXED); }
+inline u32 fetch_add_relaxed_device(u32* p, u32 v) {
+  return __atomic_fetch_add(p, v, __ATOMIC_RELAXED);
+}
+inline u32 fetch_add_acq_rel_device(u32* p, u32 v) {
+  return __atomic_fetch_add(p, v, __ATOMIC_ACQ_REL);
+}
+inline u32 exchange_relaxed_device(u32* p, u32 v) {
+  return __atomic_exchange_n(p, v, __ATOMIC_RELAXED);
+}
 inline u64 compare_swap_relaxed_device(u64* p, u64 expected, u64 desired) {
   __atomic_compare_exchange_n(p, &expected, desired, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
   return expected;
 }
 
-inline void fence_acq_rel_system() { __atomic_thread_fence(__ATOMIC_ACQ_REL); }
-inline void fence_acq_rel_device() { __atomic_thread_fence(__ATOMIC_ACQ_REL); }
+inline void fence_acq_rel_system() {
+  __atomic_thread_fence(__ATOMIC_ACQ_REL);
+}
+inline void fence_acq_rel_device() {
+  __atomic_thread_fence(__ATOMIC_ACQ_REL);
+}
 
 }  // namespace nvep

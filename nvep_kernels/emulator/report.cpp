@@ -55,8 +55,10 @@ void add_threads(Text& text, const Block& block, const Fiber* like) {
       if (!next || !same_wait(next, like)) break;
       ++last;
     }
-    if (last == t) text.add("%s%u", separator, t);
-    else text.add("%s%u-%u", separator, t, last);
+    if (last == t)
+      text.add("%s%u", separator, t);
+    else
+      text.add("%s%u-%u", separator, t, last);
     separator = ",";
     t = last;
   }
@@ -66,20 +68,34 @@ void add_threads(Text& text, const Block& block, const Fiber* like) {
 
 const char* collective_name(Collective kind) {
   switch (kind) {
-    case Collective::kNone: return "no barrier";
-    case Collective::kBlockSync: return "__syncthreads";
-    case Collective::kBlockOr: return "__syncthreads_or";
-    case Collective::kBlockAnd: return "__syncthreads_and";
-    case Collective::kBlockCount: return "__syncthreads_count";
-    case Collective::kWarpSync: return "__syncwarp";
-    case Collective::kShuffle: return "__shfl_sync";
-    case Collective::kShuffleUp: return "__shfl_up_sync";
-    case Collective::kShuffleDown: return "__shfl_down_sync";
-    case Collective::kShuffleXor: return "__shfl_xor_sync";
-    case Collective::kBallot: return "__ballot_sync";
-    case Collective::kAny: return "__any_sync";
-    case Collective::kAll: return "__all_sync";
-    case Collective::kMatchAny: return "__match_any_sync";
+    case Collective::kNone:
+      return "no barrier";
+    case Collective::kBlockSync:
+      return "__syncthreads";
+    case Collective::kBlockOr:
+      return "__syncthreads_or";
+    case Collective::kBlockAnd:
+      return "__syncthreads_and";
+    case Collective::kBlockCount:
+      return "__syncthreads_count";
+    case Collective::kWarpSync:
+      return "__syncwarp";
+    case Collective::kShuffle:
+      return "__shfl_sync";
+    case Collective::kShuffleUp:
+      return "__shfl_up_sync";
+    case Collective::kShuffleDown:
+      return "__shfl_down_sync";
+    case Collective::kShuffleXor:
+      return "__shfl_xor_sync";
+    case Collective::kBallot:
+      return "__ballot_sync";
+    case Collective::kAny:
+      return "__any_sync";
+    case Collective::kAll:
+      return "__all_sync";
+    case Collective::kMatchAny:
+      return "__match_any_sync";
   }
   return "?";
 }

@@ -37,7 +37,7 @@ struct Block {
   void* shared_object[kMaxShared];
   Block* next;     // spare block of the launch
   Block* created;  // chain of all blocks of the launch
-  Warp warps[1];  // as many as the block has
+  Warp warps[1];   // as many as the block has
 };
 
 struct Grid {

@@ -70,7 +70,9 @@ void give_chunk(char* chunk) {
 
 }  // namespace
 
-char* stack_bottom(unsigned long long base) { return reinterpret_cast<char*>(base + kGuardBytes); }
+char* stack_bottom(unsigned long long base) {
+  return reinterpret_cast<char*>(base + kGuardBytes);
+}
 
 bool stack_overflowed(unsigned long long base) {
   static const char zeros[kCanaryBytes] = {};
@@ -104,7 +106,9 @@ unsigned long long StackSet::take() {
   return free_[--free_count_];
 }
 
-void StackSet::give(unsigned long long base) { free_[free_count_++] = base; }
+void StackSet::give(unsigned long long base) {
+  free_[free_count_++] = base;
+}
 
 }  // namespace emulated
 }  // namespace nvep

@@ -68,7 +68,9 @@ __device__ __forceinline__ u8 float_to_e4m3_bits(u32 bits) {
 
 }  // namespace detail
 
-__device__ __forceinline__ float bf16_to_float(u16 v) { return bits_to_float(static_cast<u32>(v) << 16); }
+__device__ __forceinline__ float bf16_to_float(u16 v) {
+  return bits_to_float(static_cast<u32>(v) << 16);
+}
 
 __device__ __forceinline__ u16 float_to_bf16(float v) {
 #ifdef NVEP_EMULATED
@@ -113,7 +115,9 @@ __device__ __forceinline__ u16 float_to_half(float v) {
 #endif
 }
 
-__device__ __forceinline__ float e4m3_to_float(u8 v) { return detail::e4m3_bits_to_float(v); }
+__device__ __forceinline__ float e4m3_to_float(u8 v) {
+  return detail::e4m3_bits_to_float(v);
+}
 
 // Finite saturation: anything beyond 448, infinities included, becomes 448 with its sign.
 __device__ __forceinline__ u8 float_to_e4m3(float v) {

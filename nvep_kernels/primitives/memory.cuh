@@ -15,15 +15,15 @@
 
 namespace nvep {
 
-#define NVEP_LOAD(name, type, op, constraint)                                        \
-  __device__ __forceinline__ type name(const type* p) {                              \
-    type v;                                                                          \
-    asm volatile("ld." op " %0, [%1];" : "=" constraint(v) : "l"(p) : "memory");     \
-    return v;                                                                        \
+#define NVEP_LOAD(name, type, op, constraint)                                    \
+  __device__ __forceinline__ type name(const type* p) {                          \
+    type v;                                                                      \
+    asm volatile("ld." op " %0, [%1];" : "=" constraint(v) : "l"(p) : "memory"); \
+    return v;                                                                    \
   }
-#define NVEP_STORE(name, type, op, constraint)                                       \
-  __device__ __forceinline__ void name(type* p, type v) {                            \
-    asm volatile("st." op " [%0], %1;" ::"l"(p), constraint(v) : "memory");          \
+#define NVEP_STORE(name, type, op, constraint)                              \
+  __device__ __forceinline__ void name(type* p, type v) {                   \
+    asm volatile("st." op " [%0], %1;" ::"l"(p), constraint(v) : "memory"); \
   }
 
 NVEP_LOAD(load_relaxed_system, u32, "relaxed.sys.global.b32", "r")
@@ -112,9 +112,13 @@ __device__ __forceinline__ u64 compare_swap_relaxed_device(u64* p, u64 expected,
   return old;
 }
 
-__device__ __forceinline__ void fence_acq_rel_system() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
+__device__ __forceinline__ void fence_acq_rel_system() {
+  asm volatile("fence.acq_rel.sys;" ::: "memory");
+}
 
-__device__ __forceinline__ void fence_acq_rel_device() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
+__device__ __forceinline__ void fence_acq_rel_device() {
+  asm volatile("fence.acq_rel.gpu;" ::: "memory");
+}
 
 }  // namespace nvep
 

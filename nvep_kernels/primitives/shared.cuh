@@ -5,13 +5,13 @@
 #ifdef NVEP_EMULATED
 #include "emulator/fiber.h"
 
-#define NVEP_SHARED(Type, name)                                                                        \
-  static_assert(__is_trivial(Type), #Type ": shared memory runs no constructor");                      \
-  static char name##_tag;                                                                              \
-  Type& name = *static_cast<Type*>(::nvep::emulated::current()->operations->shared(                    \
+#define NVEP_SHARED(Type, name)                                                     \
+  static_assert(__is_trivial(Type), #Type ": shared memory runs no constructor");   \
+  static char name##_tag;                                                           \
+  Type& name = *static_cast<Type*>(::nvep::emulated::current()->operations->shared( \
       ::nvep::emulated::current(), &name##_tag, sizeof(Type), alignof(Type)))
 #else
-#define NVEP_SHARED(Type, name)       \
-  __shared__ Type name##_storage;     \
+#define NVEP_SHARED(Type, name)   \
+  __shared__ Type name##_storage; \
   Type& name = name##_storage
 #endif

@@ -68,6 +68,7 @@ extern "C" __global__ void faults(const __grid_constant__ FaultArguments argumen
         }
       }
       break;
-    default: arguments.out[t] = t;
+    default:
+      arguments.out[t] = t;
   }
 }
