@@ -12,6 +12,15 @@ from nvep.runtime.device import Kernel, LaunchShape, Stream
 _HEADER_ONLY_BLOCKS = 8  # D.recv alone touches headers, never rows
 
 
+def _share(resident: int, multiprocessors: int, sharers: int) -> int:
+    """Blocks for each of ``sharers`` kernels that may wait at once on a device.
+
+    Where there are several, they leave one multiprocessor alone, however full they are: the kernel that one rank needs
+    before it can send (an expert GEMM, say) must find room while all the others wait for it.
+    """
+    return resident if sharers == 1 else min(resident, multiprocessors - 1) // sharers
+
+
 class ExchangeKernels:
     """Every kernel of a plan on this rank's device.
 
@@ -30,17 +39,15 @@ class ExchangeKernels:
         device, config = self._device, plan.config
         threads = device.default_threads
         self._kernels = device.load_all(plan.kernels())
-        sharing = config.lanes * (1 if device.emulated else group.ranks_on_device)
-        resident = min(device.resident_blocks(kernel, threads) for kernel in self._kernels.values()) // sharing
+        resident = min(device.resident_blocks(kernel, threads) for kernel in self._kernels.values())
+        if not device.emulated:  # emulated launches never wait for one another's room
+            resident = _share(resident, device.multiprocessors, config.lanes * group.ranks_on_device)
         if resident < 1:
-            allowed = (
-                f"fewer than {sharing} ranks and lanes on one device, so that one block of each is resident at once"
-            )
+            allowed = "fewer lanes, or fewer ranks on one device: a block of each must be resident at once"
             raise ArgumentError("lanes", config.lanes, allowed)
         if config.max_blocks is not None and config.max_blocks > resident:
-            raise ArgumentError(
-                "max_blocks", config.max_blocks, f"at most {resident}, what is resident at once on {device.name}"
-            )
+            allowed = f"at most {resident}, what is resident at once on {device.name}"
+            raise ArgumentError("max_blocks", config.max_blocks, allowed)
         blocks = config.max_blocks or min(device.default_blocks, resident)
         for name in KERNEL_NAMES:
             self._shapes[name] = LaunchShape(blocks, threads)

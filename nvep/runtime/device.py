@@ -101,6 +101,8 @@ class Device(ABC):
         GPU number, 0 when emulated.
     name : str
         For people; says ``emulated`` where it is.
+    multiprocessors : int
+        Processors that run blocks independently of one another.
     default_threads, default_blocks : int
         Launch shape of exchange kernels where the configuration leaves it open.
     """
@@ -108,6 +110,7 @@ class Device(ABC):
     kind: str
     ordinal: int
     name: str
+    multiprocessors: int
     default_threads: int
     default_blocks: int
 

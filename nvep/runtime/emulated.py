@@ -58,6 +58,7 @@ class EmulatedDevice(Device):
 
     kind = "emulated"
     ordinal = 0
+    multiprocessors = 1
     default_threads = 128
     default_blocks = 4
 
