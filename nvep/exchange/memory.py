@@ -29,9 +29,10 @@ class ExchangeMemory:
         self.plan = plan
         self.device: Device = group.device
         try:
-            group.together(self._allocate)
+            # First the heap, far the largest: it checks what it needs before anything is allocated.
             self.heap = SymmetricHeap(group, plan.heap, initialise=self._initialise)
             self._resources.callback(self.heap.close)
+            group.together(self._allocate)
         except BaseException:
             self.close()
             raise
