@@ -199,7 +199,12 @@ class _RankThread(threading.Thread):
 
 
 def run_local(
-    function: Callable[[RankGroup], T], ranks: int, *, device: str | None = None, timeout: float | None = None
+    function: Callable[[RankGroup], T],
+    ranks: int,
+    *,
+    device: str | None = None,
+    ordinals: Sequence[int] | None = None,
+    timeout: float | None = None,
 ) -> list[T]:
     """Run ``function(group)`` once per rank, each in its own thread, and close the groups.
 
@@ -209,7 +214,7 @@ def run_local(
         Called with its rank's group.
     ranks : int
         Number of ranks.
-    device : str, optional
+    device, ordinals : optional
         As for ``local_groups``.
     timeout : float, optional
         Seconds that all ranks together may take; default: no limit beyond that of each collective.
@@ -227,7 +232,8 @@ def run_local(
         What the lowest rank raised that failed by itself, with its traceback; ranks that only noticed another's
         failure do not count.
     """
-    threads = [_RankThread(function, g) for g in local_groups(ranks, device=device) if isinstance(g, LocalGroup)]
+    groups = local_groups(ranks, device=device, ordinals=ordinals)
+    threads = [_RankThread(function, group) for group in groups if isinstance(group, LocalGroup)]
     try:
         for thread in threads:
             thread.start()

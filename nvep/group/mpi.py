@@ -21,6 +21,7 @@ from nvep.runtime import open_device
 
 _TAGS = 1024  # a peer is at most one collective ahead of this rank, so numbers may repeat
 _POLLS_BEFORE_NAPS = 100
+_LAST_WORDS = 0.5  # seconds; mpirun drops what it has not yet forwarded when a rank aborts
 _NAPS = (20e-6, 1e-3)  # seconds: first and longest
 
 
@@ -194,6 +195,7 @@ def _abort_job() -> None:
     for stream in (sys.__stdout__, sys.__stderr__):
         if stream is not None:
             stream.flush()  # MPI ends the process without Python's clean-up
+    time.sleep(_LAST_WORDS)
     MPI.COMM_WORLD.Abort(1)
 
 

@@ -20,6 +20,7 @@ from nvep.symmetric import Layout, Region, SymmetricHeap
 
 CELL = 1008  # bytes that one rank writes into another's slice: no divisor of a page
 MARK = 0x5A
+Stage = tuple[object, str, bool]
 
 
 def layout_for(ranks: int, *, padding: int = 0) -> Layout:
@@ -171,20 +172,23 @@ def use_and_leak_nothing(group: RankGroup) -> None:
 
 
 def fail_in_the_middle(group: RankGroup) -> None:
-    """Each stage fails on each rank in turn; stages that return nothing fail after their work."""
     from nvep.symmetric import fd_exchange, heap_shared
 
     exchange, backend = fd_exchange._Exchange, heap_shared.HostBackend
-    stages: list[tuple[object, str]] = [(heap_shared, "_memory_file"), (heap_shared, "_map")]
-    stages += [(exchange, "listen"), (exchange, "send_all"), (exchange, "receive_all")]
+    stages: list[Stage] = [(heap_shared, "_memory_file", False), (heap_shared, "_map", False)]
+    stages += [(exchange, name, True) for name in ("listen", "send_all", "receive_all")]
     if group.size > 1:
-        stages += [(exchange, "_send"), (exchange, "_receive"), (backend, "open_shared")]
+        stages += [(exchange, "_send", True), (exchange, "_receive", True), (backend, "open_shared", False)]
+    fail_at_each_stage(group, stages)
+
+
+def fail_at_each_stage(group: RankGroup, stages: list[Stage]) -> None:
+    """Each stage (owner, function, whether it fails after its work) fails on each rank in turn."""
     for culprit in range(group.size):
-        for owner, name in stages:
+        for owner, name, works_first in stages:
+            replacement = getattr(owner, name)
             if group.rank == culprit:
-                replacement = failing(getattr(owner, name), name, works_first=owner is exchange)
-            else:
-                replacement = getattr(owner, name)
+                replacement = failing(replacement, name, works_first=works_first)
             with unittest.mock.patch.object(owner, name, replacement):
                 texts = errors_of(group, lambda: SymmetricHeap(group, layout_for(group.size)), DeviceError)
             assert set(texts) == {f"{name} failed"}
@@ -224,18 +228,18 @@ def die_while_sending(group: RankGroup) -> None:
     SymmetricHeap(group, layout_for(group.size))
 
 
-def main() -> None:
+def main(functions: dict[str, Callable[[RankGroup], None]]) -> None:
     from mpi4py import MPI
 
     from nvep.group.mpi import install_abort_hook
 
     install_abort_hook()
     with RankGroup.from_mpi(MPI.COMM_WORLD) as group:
-        globals()[sys.argv[1]](group)
+        functions[sys.argv[1]](group)
         group.barrier()
         if group.rank == 0:
             print("done", flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    main(globals())
