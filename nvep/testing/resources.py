@@ -1,0 +1,64 @@
+"""What a process holds: to find what a run leaves behind, and what grows."""
+
+from __future__ import annotations
+
+import gc
+import mmap
+import os
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Resources:
+    """A reading of this process.
+
+    Attributes
+    ----------
+    descriptors, threads, mappings : int
+        Open files, threads known to Python, lines of /proc/self/maps.
+    writable_bytes : int
+        Private and shared memory mapped for writing, touched or not; address space that is only reserved is left out.
+    resident_bytes : int
+        Pages in memory.
+    """
+
+    descriptors: int
+    threads: int
+    mappings: int
+    writable_bytes: int
+    resident_bytes: int
+
+    @staticmethod
+    def now() -> Resources:
+        """Read them, after collecting garbage."""
+        gc.collect()
+        lines = Path("/proc/self/maps").read_text().splitlines()
+        writable = 0
+        for line in lines:
+            span, rights = line.split(maxsplit=2)[:2]
+            if "w" in rights:
+                start, end = (int(part, 16) for part in span.split("-"))
+                writable += end - start
+        resident = int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+        # Listing opens the folder, so one entry is the listing's own.
+        return Resources(len(os.listdir("/proc/self/fd")) - 1, threading.active_count(), len(lines), writable, resident)
+
+
+def require_nothing_left(before: Resources, *, writable: int, patience: float = 5.0) -> None:
+    """Raise AssertionError unless this process is back to ``before`` within ``patience`` seconds.
+
+    Threads end a moment after they are told to. ``writable`` is how many bytes more may stay mapped: allocators and
+    thread stacks are kept for reuse, so choose what is looked for much larger.
+    """
+    end = time.monotonic() + patience
+    while True:
+        now = Resources.now()
+        grown = now.writable_bytes - before.writable_bytes
+        if now.descriptors <= before.descriptors and now.threads <= before.threads and grown <= writable:
+            return
+        if time.monotonic() > end:
+            raise AssertionError(f"left behind: {now}, before: {before}")
+        time.sleep(0.01)
