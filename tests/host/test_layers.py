@@ -46,6 +46,7 @@ PLANTED = [
     ("environment", "nvep/group/mpi.py", "import os\nx = os.getenv('A')\n", "os.getenv"),
     ("environment", "nvep/group/mpi.py", "from os import environ\n", "environ"),
     ("print", "nvep/moe/layer.py", "print('x')\n", "print"),
+    ("print", "nvep/testing/program.py", "print('x')\n", "print"),
     ("print", "nvep/moe/layer.py", "import sys\nsys.stdout.write('x')\n", "sys.stdout"),
     ("include", "nvep_kernels/kernels/a.cu", "#include <cuda_fp16.h>\n", "cuda_fp16"),
     ("include", "nvep_kernels/kernels/a.cu", '#include "missing.cuh"\n', "missing"),
@@ -64,8 +65,10 @@ ALLOWED = [
     ("import", "nvep/cli/main.py", "import nvep\nfrom nvep import Exchange\n"),
     ("environment", "nvep/config.py", "import os\nx = os.environ.get('A')\n"),
     ("print", "nvep/cli/main.py", "print('x')\n"),
+    ("print", "nvep/testing/program.py", "import sys\nsys.stdout.write('x')\n"),
     ("include", "nvep_kernels/emulator/fiber.cpp", "#include <cstdint>\n"),
     ("function", "nvep/moe/layer.py", 'def f():\n    """' + "doc\n" * 40 + '    """\n' + "    x = 1\n" * 38),
+    ("function", "nvep/testing/suite.py", "def test_f(a, b, c, d, e, f, g): pass\n"),
     ("function", "nvep/moe/layer.py", "class C:\n    def f(self, a, b, *, c, d, e, f): pass\n"),
     ("kernel_body", "nvep_kernels/kernels/a.cu", "namespace a {\n" + "void f() { }  // {\n" * 200 + "}\n"),
 ]
