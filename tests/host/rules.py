@@ -133,7 +133,7 @@ def environment_violations(root: Path) -> list[str]:
 
 
 def print_violations(root: Path) -> list[str]:
-    """Output to the terminal from outside ``nvep/cli``; programs in ``nvep/testing`` report to the test that ran them."""
+    """Output to the terminal from outside ``nvep/cli``; ``nvep/testing`` may report to the test that started it."""
     found = []
     for path in python_files(root / "nvep"):
         if (root / "nvep" / "cli") in path.parents:
