@@ -1,7 +1,7 @@
 # Every target sets up .venv by itself: a fresh clone needs Python >= 3.11, make and PyPI, nothing else.
 BIN := .venv/bin
 RANKS ?= 4
-TOKENS ?= 120
+TOKENS ?=
 COMPILE_ARCHS ?= sm_90a,sm_100a,sm_103a,sm_120
 PYTEST_ARGS ?=
 
@@ -9,7 +9,7 @@ PYTEST_ARGS ?=
 
 ## demo: four ranks generate text with a mixture-of-experts model, checked against a single-process reference
 demo: venv
-	$(BIN)/mpirun -n $(RANKS) $(BIN)/nvep demo --tokens $(TOKENS)
+	$(BIN)/mpirun -n $(RANKS) $(BIN)/nvep demo $(if $(TOKENS),--tokens $(TOKENS))
 
 ## test: lint, types, all tests this machine can run with coverage, and every kernel compiled for every architecture
 test: lint typecheck coverage compile
