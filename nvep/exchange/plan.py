@@ -54,32 +54,14 @@ class Plan:
 
     def prelude(self) -> str:
         """Sizes, offsets and type aliases that specialise every exchange kernel."""
-        config = self.config
-        protocol, transport = PROTOCOLS[config.protocol], TRANSPORTS[config.transport]
-        payload_offsets = ", ".join(f"{self.heap.offset(f'Payload{i}')}ull" for i in range(len(config.payload_bytes)))
-        payload_bytes = ", ".join(f"{b}u" for b in config.payload_bytes)
+        protocol, transport = PROTOCOLS[self.config.protocol], TRANSPORTS[self.config.transport]
         return f"""#include "primitives/shared.cuh"
 #include "primitives/types.cuh"
 namespace nvep {{
 {COUNTERS.cpp()}
 {STATUS.cpp()}
 namespace config {{
-constexpr u32 kRanks = {self.num_ranks};
-constexpr u32 kTopK = {config.top_k};
-constexpr u32 kMaxTokens = {config.max_tokens};
-constexpr u32 kMaxTargets = {max_targets(config, self.num_ranks)};
-constexpr i32 kNumExperts = {config.num_experts};
-constexpr i32 kInvalidExpert = {config.invalid_expert};
-constexpr u32 kPayloads = {len(config.payload_bytes)};
-constexpr u32 kPartialBytes = {config.partial_row_bytes};
-__host__ __device__ constexpr u32 payload_bytes(u32 payload) {{
-  constexpr u32 values[] = {{{payload_bytes}}};
-  return values[payload];
-}}
-__host__ __device__ constexpr u64 payload_offset(u32 payload) {{
-  constexpr u64 values[] = {{{payload_offsets}}};
-  return values[payload];
-}}
+{self._sizes()}
 }}  // namespace config
 namespace heap {{
 {self.heap.cpp()}
@@ -92,10 +74,27 @@ namespace local {{
 #include "transports/{transport.name}.cuh"
 namespace nvep {{
 using Protocol = {protocol.cpp_type};
-using Partial = {_PARTIAL_TYPES[config.partial_format]};
+using Partial = {_PARTIAL_TYPES[self.config.partial_format]};
 using Transport = {transport.cpp_template}<Protocol, Partial>;
 }}  // namespace nvep
 """
+
+    def _sizes(self) -> str:
+        config, payloads = self.config, range(len(self.config.payload_bytes))
+        constants = [
+            ("u32", "kRanks", self.num_ranks),
+            ("u32", "kTopK", config.top_k),
+            ("u32", "kMaxTokens", config.max_tokens),
+            ("u32", "kMaxTargets", max_targets(config, self.num_ranks)),
+            ("i32", "kNumExperts", config.num_experts),
+            ("i32", "kInvalidExpert", config.invalid_expert),
+            ("u32", "kPayloads", len(payloads)),
+            ("u32", "kPartialBytes", config.partial_row_bytes),
+        ]
+        lines = [f"constexpr {kind} {name} = {value};" for kind, name, value in constants]
+        lines.append(_lookup("u32", "payload_bytes", list(config.payload_bytes)))
+        lines.append(_lookup("u64", "payload_offset", [self.heap.offset(f"Payload{i}") for i in payloads]))
+        return "\n".join(lines)
 
     def kernels(self) -> dict[str, KernelSource]:
         """Source of every exchange kernel, by name."""
@@ -120,3 +119,12 @@ def heap_layout(config: ExchangeConfig, num_ranks: int) -> Layout:
         *transport.heap_regions(config, num_ranks),
     ]
     return Layout(regions, config.lanes)
+
+
+def _lookup(kind: str, name: str, values: list[int]) -> str:
+    """A C++ function from the number of a payload to a constant: device code cannot index a namespace-scope array."""
+    listed = ", ".join(f"{value}ull" for value in values)
+    return f"""__host__ __device__ constexpr {kind} {name}(u32 payload) {{
+  constexpr {kind} values[] = {{{listed}}};
+  return values[payload];
+}}"""

@@ -9,6 +9,7 @@ import pytest
 
 from nvep import errors
 from nvep.arrays import ArrayOwner, DeviceArray
+from nvep.config import partial_dtype
 from nvep.exchange import Exchange
 from nvep.group import RankGroup
 from nvep.testing.backend import Backend
@@ -26,13 +27,13 @@ from nvep.testing.steps import (
 
 SHAPES = [
     # ranks, experts, top_k, max_tokens, row bytes, further payloads
-    pytest.param(1, 4, 2, 8, 64, (), id="one-rank"),
-    pytest.param(2, 8, 2, 16, 256, (), id="two-ranks"),
-    pytest.param(3, 10, 3, 33, 48, (), id="experts-not-divisible"),
-    pytest.param(4, 32, 4, 70, 512, (16, 32), id="three-payloads"),
-    pytest.param(8, 5, 1, 9, 16, (), id="more-ranks-than-experts"),
-    pytest.param(8, 256, 8, 40, 1024, (), id="eight-ranks"),
-    pytest.param(5, 64, 20, 12, 160, (), id="top-20"),
+    pytest.param((1, 4, 2, 8, 64, ()), id="one-rank"),
+    pytest.param((2, 8, 2, 16, 256, ()), id="two-ranks"),
+    pytest.param((3, 10, 3, 33, 48, ()), id="experts-not-divisible"),
+    pytest.param((4, 32, 4, 70, 512, (16, 32)), id="three-payloads"),
+    pytest.param((8, 5, 1, 9, 16, ()), id="more-ranks-than-experts"),
+    pytest.param((8, 256, 8, 40, 1024, ()), id="eight-ranks"),
+    pytest.param((5, 64, 20, 12, 160, ()), id="top-20"),
 ]
 
 
@@ -42,10 +43,9 @@ class ExchangeConformance(Backend):
     # --- data -------------------------------------------------------------------------------------------------------
 
     @pytest.mark.parametrize("split", [False, True], ids=["joined", "split"])
-    @pytest.mark.parametrize(("ranks", "experts", "top_k", "max_tokens", "row_bytes", "extra"), SHAPES)
-    def test_matches_reference(
-        self, ranks: int, experts: int, top_k: int, max_tokens: int, row_bytes: int, extra: Any, split: bool
-    ) -> None:
+    @pytest.mark.parametrize("shape", SHAPES)
+    def test_matches_reference(self, shape: tuple[Any, ...], split: bool) -> None:
+        ranks, experts, top_k, max_tokens, row_bytes, extra = shape
         config = self.config(
             num_experts=experts,
             top_k=top_k,
@@ -278,57 +278,68 @@ class ExchangeConformance(Backend):
 
     def test_graph_replays_with_new_inputs_and_counts(self) -> None:
         config = self.config(num_experts=16, top_k=4)
-        most, ranks = config.max_tokens, 3
+        ranks = 3
 
         def main(group: RankGroup) -> None:
             with Exchange(group, config) as exchange:
-                device, rank = exchange.device, group.rank
-                stream = device.create_stream()
-                names = {
-                    "rows": (most, config.row_bytes, 1),
-                    "ids": (most, config.top_k, 4),
-                    "weights": (most, config.top_k, 4),
-                }
-                memory = {name: device.allocate(a * b * c) for name, (a, b, c) in names.items()}
-                memory["count"] = device.allocate(16)
-                memory["partial"] = device.allocate(ranks * most * config.partial_row_bytes)
-                owner = ArrayOwner(device)
-                dtype = random_step((0,), config, ranks).partial_rows[0].dtype
-
-                def array(name: str, shape: tuple[int, ...], kind: Any) -> DeviceArray:
-                    return DeviceArray(memory[name].address, shape, kind, owner=owner)
-
-                partial = array("partial", (ranks, most, config.elements), dtype)
-                with device.capture(stream) as graph:
-                    arrivals = exchange.dispatch(
-                        array("rows", (most, config.row_bytes), np.uint8),
-                        array("ids", (most, config.top_k), np.int32),
-                        array("weights", (most, config.top_k), np.float32),
-                        num_tokens=array("count", (1,), np.int32),
-                        stream=stream,
-                    )
-                    output = exchange.combine(partial, arrivals, stream=stream)
+                inputs = _GraphInputs(exchange)
+                stream, rank = exchange.device.create_stream(), group.rank
+                with exchange.device.capture(stream) as graph:
+                    arrivals = exchange.dispatch(*inputs.tokens, num_tokens=inputs.count, stream=stream)
+                    output = exchange.combine(inputs.partial, arrivals, stream=stream)
                 for index in range(6):
                     step = random_step((43, index), config, ranks)
-                    source, expected = step.sources[rank], arrivals_of(step, config, rank)
-                    count = len(source.expert_ids)
-                    writes: dict[str, np.ndarray] = {
-                        "rows": source.payloads[0],
-                        "ids": source.expert_ids,
-                        "weights": source.expert_weights,
-                        "count": np.array([count], dtype=np.int32),
-                        "partial": fill_unused(step, expected, rank),
-                    }
-                    for name, values in writes.items():
-                        if values.nbytes:
-                            device.copy_in(memory[name].address, values, stream)
+                    expected = arrivals_of(step, config, rank)
+                    count = inputs.write(step, fill_unused(step, expected, rank), stream)
                     graph.launch(stream)
                     exchange.synchronize(stream)
                     check_arrivals(arrivals, expected, f"replay {index}")
                     same(output.numpy()[:count], output_of(step, config, rank), f"replay {index}: output")
                     group.barrier()  # the graph combined: peers that replay would overwrite these arrivals
                 graph.close()
-                for m in memory.values():
-                    m.free()
+                inputs.free()
 
         self.run(main, ranks)
+
+
+class _GraphInputs:
+    """Device arrays of fixed addresses, long enough for any step, whose contents change between replays."""
+
+    def __init__(self, exchange: Exchange) -> None:
+        config, self._device = exchange.config, exchange.device
+        most, ranks = config.max_tokens, exchange.group.size
+        self._owner = ArrayOwner(exchange.device)
+        self._memory: list[Any] = []
+        self._rank = exchange.group.rank
+        self.tokens = (
+            self._array((most, config.row_bytes), np.uint8),
+            self._array((most, config.top_k), np.int32),
+            self._array((most, config.top_k), np.float32),
+        )
+        self.count = self._array((1,), np.int32)
+        self.partial = self._array((ranks, most, config.elements), partial_dtype(config.partial_format))
+
+    def _array(self, shape: tuple[int, ...], dtype: Any) -> DeviceArray:
+        memory = self._device.allocate(int(np.prod(shape)) * np.dtype(dtype).itemsize)
+        self._memory.append(memory)
+        return DeviceArray(memory.address, shape, dtype, owner=self._owner)
+
+    def write(self, step: Step, partial_rows: np.ndarray, stream: Any) -> int:
+        """Write a step's inputs in stream order; returns its number of tokens."""
+        source = step.sources[self._rank]
+        count = len(source.expert_ids)
+        arrays = (*self.tokens, self.count, self.partial)
+        values = (
+            source.payloads[0],
+            source.expert_ids,
+            source.expert_weights,
+            np.array([count], np.int32),
+            partial_rows,
+        )
+        for array, value in zip(arrays, values, strict=True):
+            self._device.copy_in(array.address, value, stream)
+        return count
+
+    def free(self) -> None:
+        for memory in self._memory:
+            memory.free()

@@ -79,7 +79,7 @@ def run_steps(kernels: Path | None) -> subprocess.CompletedProcess[str]:
     paths = [str(kernels.parent)] if kernels else []
     paths += [p for p in sys.path if p]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-    command = [sys.executable, "-P", "-m", "nvep.testing.skewed_steps"]
+    command = [sys.executable, "-P", str(Path(__file__).with_name("skewed_program.py"))]
     return subprocess.run(command, env=env, capture_output=True, text=True, timeout=100, check=False)
 
 

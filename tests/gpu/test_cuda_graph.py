@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -15,21 +14,6 @@ from nvep.runtime.device import LaunchShape
 from tests.gpu.cuda_kit import launch, load, read
 
 SHAPE = LaunchShape(1, 32)
-
-
-@pytest.fixture(scope="module")
-def device() -> Iterator[CudaDevice]:
-    opened = CudaDevice(0)
-    yield opened
-    opened.close()
-
-
-@pytest.fixture
-def block(device: CudaDevice) -> Iterator[CudaMemory]:
-    memory = device.allocate(1 << 20)
-    yield memory
-    device.default_stream.synchronize()
-    memory.free()
 
 
 def test_replays_read_what_the_arrays_hold_then(device: CudaDevice, block: CudaMemory) -> None:
