@@ -1,0 +1,33 @@
+#!/usr/bin/env bash
+# One sitting on a machine with GPUs: the GPU test tiers, the demo, a replay and the timed pairs.
+#   perf/run_gpu.sh OUT_DIR [TRACE]
+# Every step is bounded in time; logs go to OUT_DIR, a summary to OUT_DIR/summary.txt and the terminal.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+out=$(mkdir -p "$1" && cd "$1" && pwd)
+trace=${2:-tests/data/demo_routing.jsonl}
+python=${PYTHON:-python3}
+export PYTHONPATH=$PWD PYTHONUNBUFFERED=1 NVEP_DEVICE=cuda
+mpirun=(mpirun)
+mpirun --version 2>/dev/null | grep -q 'Open MPI' && mpirun+=(--allow-run-as-root --oversubscribe --bind-to none)
+: >"$out/summary.txt"
+
+step() { # name, seconds, command...
+  local name=$1 limit=$2 begin=$SECONDS status=0
+  shift 2
+  timeout --kill-after=5 "$limit" "$@" >"$out/$name.log" 2>&1 || status=$?
+  {
+    echo "== $name: exit $status, $((SECONDS - begin)) s: $*"
+    tail -n "${KEEP:-3}" "$out/$name.log" | cut -c1-160
+  } | tee -a "$out/summary.txt"
+}
+
+date -u +%Y-%m-%dT%H:%MZ | tee -a "$out/summary.txt"
+nvidia-smi --query-gpu=name,driver_version --format=csv,noheader | tee -a "$out/summary.txt"
+KEEP=12 step tests 240 "$python" -m pytest -o minversion=7 tests/gpu tests/multi_gpu -q --maxfail=10
+for ranks in 1 2 4 8; do KEEP=1 step "demo-$ranks" 60 "$python" -m nvep.cli demo --ranks "$ranks" --tokens 48; done
+KEEP=1 step demo-mpi-2 60 "${mpirun[@]}" -n 2 "$python" -m nvep.cli demo --tokens 48
+for ranks in 2 4 8; do KEEP=1 step "replay-$ranks" 60 "$python" -m nvep.cli replay "$trace" --ranks "$ranks"; done
+KEEP=1 step replay-mpi-2 60 "${mpirun[@]}" -n 2 "$python" -m nvep.cli replay "$trace"
+step pairs 150 "$python" -m pytest -o minversion=7 perf -q -s --benchmark-json="$out/pairs.json"
+grep 'us a pair' "$out/pairs.log" | tee -a "$out/summary.txt"
