@@ -77,6 +77,14 @@ def plan_steps(prompts_by_rank: Sequence[Sequence[bytes]], max_tokens: int) -> S
     return StepPlan(max_tokens, -(-prompt_rows // max_tokens), -(-texts // max_tokens))
 
 
+def feed_order(prompts: Sequence[bytes], new_tokens: int) -> list[tuple[int, int]]:
+    """Text and position of every row that :func:`generate` feeds, in order (the last new byte is not fed)."""
+    order = [(text, position) for text, prompt in enumerate(prompts) for position in range(len(prompt))]
+    for step in range(new_tokens - 1):
+        order += [(text, len(prompt) + step) for text, prompt in enumerate(prompts)]
+    return order
+
+
 def generate(
     model: DecoderModel,
     prompts: Sequence[bytes],

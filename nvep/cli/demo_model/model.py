@@ -163,7 +163,8 @@ class DecoderModel:
 
     def _norm(self, x: Float32Array, weight: Float32Array) -> Float32Array:
         mean_square = np.mean(x * x, axis=-1, keepdims=True)
-        return x / np.sqrt(mean_square + np.float32(self.shape.norm_epsilon)) * weight
+        normed: Float32Array = x / np.sqrt(mean_square + np.float32(self.shape.norm_epsilon)) * weight
+        return normed
 
     def _attend(
         self, index: int, qkv: Float32Array, rotation: tuple[Float32Array, Float32Array], rows: Rows
@@ -197,8 +198,8 @@ def route(logits: Float32Array, top_k: int) -> tuple[Int32Array, Float32Array, f
     Returns
     -------
     numpy.ndarray, numpy.ndarray, float
-        int32 ids and float32 weights ``[rows, top_k]`` (softmax over all experts, renormalised over those chosen), and the
-        smallest distance between the logits of the last expert chosen and the first one not.
+        int32 ids and float32 weights ``[rows, top_k]`` (softmax over all experts, renormalised over those chosen), and
+        the smallest distance between the logits of the last expert chosen and the first one not.
     """
     order = np.argsort(-logits, axis=1, kind="stable")[:, : top_k + 1]
     best = np.take_along_axis(logits, order, axis=1)
@@ -216,8 +217,8 @@ def _product(x: Float32Array, matrix: Float32Array) -> Float32Array:
 
 def _shared_expert(x: Float32Array, layer: LayerWeights) -> Float32Array:
     gate, up = _product(x, layer.shared_gate), _product(x, layer.shared_up)
-    activation: Float32Array = gate / (np.float32(1.0) + np.exp(-gate)) * up
-    return _product(activation, layer.shared_down)
+    activation = gate / (np.float32(1.0) + np.exp(-gate)) * up
+    return _product(activation.astype(np.float32, copy=False), layer.shared_down)
 
 
 def _rotate(x: Float32Array, rotation: tuple[Float32Array, Float32Array]) -> Float32Array:
