@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import mmap
 import os
+import sys
 import threading
 import time
 from dataclasses import dataclass
@@ -22,7 +23,9 @@ class Resources:
     writable_bytes : int
         Private and shared memory mapped for writing, touched or not; address space that is only reserved is left out.
     resident_bytes : int
-        Pages in memory.
+        Pages in memory. Allocators keep and scatter what they once had, so it settles slowly.
+    python_blocks : int
+        Memory blocks that Python objects hold.
     """
 
     descriptors: int
@@ -30,6 +33,7 @@ class Resources:
     mappings: int
     writable_bytes: int
     resident_bytes: int
+    python_blocks: int
 
     @staticmethod
     def now() -> Resources:
@@ -43,8 +47,14 @@ class Resources:
                 start, end = (int(part, 16) for part in span.split("-"))
                 writable += end - start
         resident = int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
-        # Listing opens the folder, so one entry is the listing's own.
-        return Resources(len(os.listdir("/proc/self/fd")) - 1, threading.active_count(), len(lines), writable, resident)
+        return Resources(
+            descriptors=len(os.listdir("/proc/self/fd")) - 1,  # one is the listing's own
+            threads=threading.active_count(),
+            mappings=len(lines),
+            writable_bytes=writable,
+            resident_bytes=resident,
+            python_blocks=sys.getallocatedblocks(),
+        )
 
 
 def require_nothing_left(before: Resources, *, writable: int, patience: float = 5.0) -> None:
