@@ -14,7 +14,7 @@ from nvep.errors import ArgumentError, ExchangeClosed, NvepError, StepOrderError
 from nvep.exchange.arguments import COMBINE_ARGUMENTS, DISPATCH_ARGUMENTS
 from nvep.exchange.arrivals import Arrivals
 from nvep.exchange.failures import Statistics
-from nvep.exchange.inputs import InputChecker, StepInputs
+from nvep.exchange.inputs import InputChecker, StepInputs, checked_mask
 from nvep.exchange.kernels import ExchangeKernels
 from nvep.exchange.lane import Lane
 from nvep.exchange.memory import ExchangeMemory
@@ -43,6 +43,8 @@ class Exchange:
     """
 
     def __init__(self, group: RankGroup, config: ExchangeConfig) -> None:
+        if not isinstance(group, RankGroup):
+            raise ArgumentError("group", group, "a RankGroup")
         self.group = group
         self.config = config
         self.device = group.device
@@ -72,7 +74,8 @@ class Exchange:
             for fields in lane_fields
         ]
         self._combine_arguments = [COMBINE_ARGUMENTS.new(**fields) for fields in lane_fields]
-        self._owners = [ArrayOwner(self.device) for _ in range(config.lanes)]
+        self._lifetime = ArrayOwner(self.device)
+        self._owners = [self._lifetime.sibling() for _ in range(config.lanes)]
         self._arrivals = [self._view_arrivals(i) for i in range(config.lanes)]
         self._mask = np.zeros(group.size, dtype=bool)
 
@@ -142,14 +145,12 @@ class Exchange:
     def dispatch_recv(self, *, lane: int = 0, stream: Any = None) -> Arrivals:
         """Second half of `dispatch`: wait for every peer. Returns and raises as `dispatch`."""
         state, queue = self._open("dispatch_recv", lane, stream)
-        state.follow(queue)
         self.kernels.launch("dispatch_recv", self._dispatch_arguments[lane], queue)
         state.advance("dispatch_recv")
         return self._arrived(lane)
 
     def _send(self, phase: str, tokens: Any, ids: Any, weights: Any, count: Any, lane: int, stream: Any) -> None:
         state, queue = self._open(phase, lane, stream)
-        state.follow(queue)
         step = self._inputs.step(lane, (tokens, ids, weights, count), queue)
         self._set_dispatch(self._dispatch_arguments[lane], step)
         self.kernels.launch(phase, self._dispatch_arguments[lane], queue)
@@ -201,15 +202,14 @@ class Exchange:
 
     def combine_send(self, partial_rows: Any, arrivals: Arrivals, *, stream: Any = None) -> None:
         """First half of `combine`: expose the partial rows. Parameters and errors as there."""
-        state, queue = self._open("combine_send", arrivals.lane, stream, arrivals)
+        state, queue = self._reopen("combine_send", arrivals, stream)
         self._give_back("combine_send", state, (partial_rows,), queue)
         state.advance("combine_send")
 
     def combine_recv(self, arrivals: Arrivals, *, out: Any = None, stream: Any = None) -> DeviceArray:
         """Second half of `combine`: wait, pull and sum. Parameters, result and errors as there."""
-        state, queue = self._open("combine_recv", arrivals.lane, stream, arrivals)
+        state, queue = self._reopen("combine_recv", arrivals, stream)
         result = self._output(state, out, queue)
-        state.follow(queue)
         self.kernels.launch("combine_recv", self._combine_arguments[state.index], queue)
         state.keep(queue, result)
         state.advance("combine_recv")
@@ -225,19 +225,16 @@ class Exchange:
         StepOrderError, ArgumentError, PeerTimeout
             As in `combine`.
         """
-        state, queue = self._open("work", arrivals.lane, stream, arrivals)
-        state.follow(queue)
-        return queue
+        return self._reopen("work", arrivals, stream)[1]
 
     def release(self, arrivals: Arrivals, *, stream: Any = None) -> None:
         """End a step that needs no combine: peers may overwrite its arrivals once this ran everywhere."""
-        state, queue = self._open("release", arrivals.lane, stream, arrivals)
-        state.follow(queue)
+        state, queue = self._reopen("release", arrivals, stream)
         self.kernels.launch("release", self._combine_arguments[state.index], queue)
         state.advance("release")
 
     def _combine(self, phase: str, arrivals: Arrivals, partial_rows: Any, out: Any, stream: Any) -> DeviceArray:
-        state, queue = self._open(phase, arrivals.lane, stream, arrivals)
+        state, queue = self._reopen(phase, arrivals, stream)
         result = self._output(state, out, queue)
         self._give_back(phase, state, (partial_rows, result), queue)
         state.advance(phase)
@@ -245,7 +242,6 @@ class Exchange:
 
     def _give_back(self, phase: str, state: Lane, arrays: tuple[Any, ...], queue: Stream) -> None:
         arguments = self._combine_arguments[state.index]
-        state.follow(queue)
         exposed = self._arrivals[state.index].partial_rows.address
         arguments.partial_rows, view = self._inputs.partial_rows(arrays[0], exposed, queue)
         copies = arguments.partial_rows != exposed
@@ -278,21 +274,16 @@ class Exchange:
         Raises
         ------
         ArgumentError
-            Wrong length, this rank masked, or a masked rank readmitted.
+            Wrong length or type, this rank masked, or a masked rank readmitted.
         """
         self._require_open()
-        wanted = np.asarray(masked, dtype=bool)
-        if wanted.shape != (self.group.size,):
-            raise ArgumentError("masked", wanted.shape, f"one entry per rank: {self.group.size}")
-        if wanted[self.group.rank]:
-            raise ArgumentError("masked", f"rank {self.group.rank}", "other ranks than this one")
-        if (self._mask & ~wanted).any():
-            raise ArgumentError("masked", wanted.tolist(), f"a superset of what is masked: {self._mask.tolist()}")
+        queue, wanted = self.device.as_stream(stream), checked_mask(masked, self.group.rank, self._mask)
         self._mask = wanted
-        self.device.copy_in(self.memory.mask.address, wanted.astype(np.uint32), self.device.as_stream(stream))
+        self.device.copy_in(self.memory.mask.address, wanted.astype(np.uint32), queue)
 
     def check(self) -> None:
         """Raise what kernels have reported so far, without waiting. Every phase does this first."""
+        self._require_open()
         if self._failure is None:
             self._failure = self.memory.status.error()
         if self._failure is not None:
@@ -311,29 +302,37 @@ class Exchange:
 
     def drain(self) -> None:
         """Wait for everything enqueued so far, on whatever stream; what kernels report is left to `check`."""
+        self._require_open()
         self.device.default_stream.synchronize()
         for lane in self._lanes:
             lane.synchronize()
 
     def close(self) -> None:
-        """Free everything; idempotent. Collective while healthy; after a failure, each rank for itself."""
+        """Free everything; idempotent. Collective while healthy; after a failure, each rank for itself.
+
+        Its arrays then raise ExchangeClosed. What reads them in place (NumPy, other libraries) keeps the memory on an
+        emulated device until it is gone; on a GPU it must be gone before.
+        """
         if self._closed:
             return
-        self._closed = True
         reported = self.memory.status.error()
         if self._failure is not None and reported is None:
             self.memory.poison_peers()  # or they would wait for this rank until their deadline
         try:
             self.drain()
         finally:
+            self._closed = True
+            self._lanes.clear()  # what they keep for their kernels may be arrays of ours
             try:
                 if self._failure is None and self.memory.status.error() is None:
                     self.group.barrier()  # nobody unmaps what a peer's last kernel may still read
             finally:
                 self._inputs.close()
-                for owner in self._owners:
-                    owner.expire()
-                self.memory.close()
+                if self.device.emulated:
+                    self._lifetime.expire(then=self.memory.close)
+                else:
+                    self._lifetime.expire()
+                    self.memory.close()
 
     def __enter__(self) -> Exchange:
         return self
@@ -372,20 +371,27 @@ class Exchange:
         if self._closed:
             raise ExchangeClosed("the exchange is closed")
 
-    def _open(self, phase: str, lane: int, stream: Any, arrivals: Arrivals | None = None) -> tuple[Lane, Stream]:
-        self._require_open()
+    def _open(self, phase: str, lane: int, stream: Any) -> tuple[Lane, Stream]:
+        """The lane, if ``phase`` comes next, and the stream to run it on, ordered behind the phase before."""
         self.check()
         if isinstance(lane, bool) or not isinstance(lane, int) or not 0 <= lane < len(self._lanes):
             raise ArgumentError("lane", lane, f"0 to {len(self._lanes) - 1}")
         state = self._lanes[lane]
         state.require(phase)
-        if arrivals is not None and arrivals.step != state.step:
-            raise StepOrderError(
-                f"{phase}: these arrivals are of step {arrivals.step}, lane {lane} is at step {state.step}"
-            )
         queue = self.device.as_stream(stream)
+        state.follow(queue)
         self._owners[lane].stream = queue
         return state, queue
+
+    def _reopen(self, phase: str, arrivals: Arrivals, stream: Any) -> tuple[Lane, Stream]:
+        """`_open` for the step that ``arrivals`` belong to."""
+        self._require_open()
+        if not isinstance(arrivals, Arrivals) or all(arrivals.counts is not a.counts for a in self._arrivals):
+            raise ArgumentError("arrivals", type(arrivals).__name__, "what dispatch of this exchange returned")
+        step = self._lanes[arrivals.lane].step
+        if arrivals.step != step:
+            raise StepOrderError(f"{phase}: arrivals of step {arrivals.step}, lane {arrivals.lane} is at step {step}")
+        return self._open(phase, arrivals.lane, stream)
 
 
 def _require_config(config: object, group: RankGroup) -> None:

@@ -77,8 +77,8 @@ class InputChecker:
         else:
             num_tokens = rows
             count_view = as_input(count, self._count, device=self._device, stream=stream)
-        if isinstance(ids, np.ndarray):
-            self._check_ids(ids[:num_tokens])
+        if views[-2].settled:
+            self._check_ids(views[-2].to_numpy()[:num_tokens])
         specs = [*self._payloads, self._ids, self._weights]
         addresses = [self._address(lane, spec.name, view, stream) for spec, view in zip(specs, views, strict=True)]
         return StepInputs(
@@ -168,3 +168,16 @@ class InputChecker:
         for memory in self._staging.values():
             memory.free()
         self._staging.clear()
+
+
+def checked_mask(masked: Any, rank: int, known: np.ndarray) -> np.ndarray:
+    """A caller's rank mask, for ``rank``, where ``known`` are masked already."""
+    sized = isinstance(masked, (list, tuple, np.ndarray)) and len(masked) == len(known)
+    if not sized or not all(isinstance(entry, (bool, np.bool_)) for entry in masked):
+        raise ArgumentError("masked", masked, f"one bool per rank: {len(known)}")
+    wanted = np.array(masked)
+    if wanted[rank]:
+        raise ArgumentError("masked", f"rank {rank}", "other ranks than this one")
+    if (known & ~wanted).any():
+        raise ArgumentError("masked", wanted.tolist(), f"a superset of what is masked: {known.tolist()}")
+    return wanted

@@ -121,6 +121,7 @@ _get.restype, _get.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_
 _name = ctypes.pythonapi.PyCapsule_GetName
 _name.restype, _name.argtypes = ctypes.c_char_p, [ctypes.py_object]
 _DELETER = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+_DELETERS: list[Any] = []  # a library's code outlives the tensors that it handed out
 
 
 def capsule_name(capsule: Any) -> bytes:
@@ -148,17 +149,19 @@ class Foreign:
 
     def __init__(self, array: np.ndarray, code: tuple[int, ...], *, device: tuple[int, int] = (1, 0)) -> None:
         self.array, self.code, self.device = array, code, device
-        self.deleted = 0
         self.version: tuple[int, int] | None = (1, 1)
         self.flags = 0
         self.byte_offset = 0
         self.null_strides = False
         self.asked: list[dict[str, Any]] = []
-        self._deleter = _DELETER(self._count)
+        self._calls: list[int] = []
+        self._deleter = _DELETER(self._calls.append)
+        _DELETERS.append(self._deleter)
         self._kept: list[Any] = []
 
-    def _count(self, _: int) -> None:
-        self.deleted += 1
+    @property
+    def deleted(self) -> int:
+        return len(self._calls)
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return self.device

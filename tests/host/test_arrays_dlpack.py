@@ -265,7 +265,8 @@ import numpy as np
 from nvep import dlpack
 from tests.host.array_support import EXTENSION, Foreign, device_array
 array = device_array(np.zeros((4, 6), EXTENSION[0]))
-taken = dlpack.take_capsule(Foreign(np.zeros(3, np.float32), (2, 32)).__dlpack__())
+foreign = Foreign(np.zeros(3, np.float32), (2, 32))
+taken = dlpack.take_capsule(foreign.__dlpack__())
 sys.kept = (array.__dlpack__(), np.asarray(array), taken)
 """
 
