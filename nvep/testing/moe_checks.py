@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -327,3 +327,28 @@ def check_repeatable(case: MoECase, device: str) -> None:
         for rank, (left, right) in enumerate(zip(first, again, strict=True)):
             for call, (want, got) in enumerate(zip(left, right, strict=True)):
                 same(got, want, f"{name}: rank {rank}, call {call}")
+
+
+def check_two_layers(device: str) -> None:
+    """Layers of different sizes in one group, their calls interleaved without waiting: neither disturbs the other."""
+    small, large = MoECase(3, 4, 2, 16, 8, max_tokens=3), MoECase(3, 7, 3, 104, 88, partial_format="fp32")
+
+    def main(group: RankGroup) -> None:
+        with ExitStack() as opened:
+            layers = []
+            for case in (small, large):
+                weights = case.weights()
+                sizes: dict[str, Any] = {"top_k": case.top_k, "max_tokens": case.max_tokens}
+                layer = MoELayer(group, weights, partial_format=case.partial_format, **sizes)
+                layers.append((case, weights, opened.enter_context(layer)))
+            for index in range(4):
+                calls = []
+                for case, weights, layer in layers:
+                    poison(layer.exchange)
+                    tokens = case.step(index)[group.rank]
+                    output = layer(rows_of(tokens), tokens.expert_ids, tokens.expert_weights)
+                    calls.append((output, tokens, case, weights))
+                for output, tokens, case, weights in calls:
+                    check_output(output.numpy(), tokens, case, weights, f"rank {group.rank}, step {index}")
+
+    run_local(main, small.ranks, device=device, timeout=LIMIT)

@@ -37,6 +37,10 @@ def test_bitwise_repeatable() -> None:
     checks.check_repeatable(ODD, DEVICE)
 
 
+def test_two_layers() -> None:
+    checks.check_two_layers(DEVICE)
+
+
 # --- the bounds themselves --------------------------------------------------------------------------------------------
 
 

@@ -28,3 +28,7 @@ def test_counts_on_the_device(replay: bool) -> None:
 
 def test_bitwise_repeatable() -> None:
     checks.check_repeatable(ODD, DEVICE)
+
+
+def test_two_layers() -> None:
+    checks.check_two_layers(DEVICE)
