@@ -56,7 +56,7 @@ class Silence(Backend):
     """A group in which rank 2 falls silent, and comes back when all others have given it up."""
 
     device = DEVICE
-    deadline = 0.5
+    deadline = 1.0
     silent = 2
 
     def __init__(self, place: str, lanes: int) -> None:
@@ -117,7 +117,8 @@ def test_silent_rank_is_named_and_learns_it_too(place: str, lanes: int) -> None:
         assert error.reporter != silence.silent
         assert error.phase == ("D.recv" if place == "before dispatch" else "C.recv")
         if rank != silence.silent:
-            assert 0.9 * silence.deadline <= waited <= 1.1 * silence.deadline + 0.1, f"{waited:.3f} s"
+            own_work = 0.3  # threads of one process take turns until all that do not wait have sent
+            assert 0.9 * silence.deadline <= waited <= 1.1 * silence.deadline + own_work, f"{waited:.3f} s"
 
 
 def test_process_stays_usable_after_a_lost_rank() -> None:
