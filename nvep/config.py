@@ -114,6 +114,11 @@ def _require_int(name: str, value: object, low: int, high: int) -> int:
     return int(value)
 
 
+def _require_sequence(name: str, value: object) -> None:
+    if not isinstance(value, (tuple, list, np.ndarray)):
+        raise ArgumentError(name, value, "a tuple")
+
+
 @dataclass(frozen=True)
 class ExchangeConfig:
     """Everything that fixes an exchange's memory and kernels; equal on all ranks.
@@ -177,6 +182,7 @@ class ExchangeConfig:
         put(self, "top_k", _require_int("top_k", self.top_k, 1, min(self.num_experts, 64)))
         put(self, "max_tokens", _require_int("max_tokens", self.max_tokens, 1, MAX_TOKENS_LIMIT))
         put(self, "row_bytes", self._payload_bytes("row_bytes", self.row_bytes))
+        _require_sequence("extra_payload_bytes", self.extra_payload_bytes)
         put(
             self,
             "extra_payload_bytes",
@@ -191,6 +197,7 @@ class ExchangeConfig:
         if self.max_blocks is not None:
             put(self, "max_blocks", _require_int("max_blocks", self.max_blocks, 1, 1024))
         if self.placement is not None:
+            _require_sequence("placement", self.placement)
             put(self, "placement", tuple(_require_int("placement", r, 0, (1 << 20) - 1) for r in self.placement))
             if len(self.placement or ()) != self.num_experts:
                 raise ArgumentError(
@@ -204,7 +211,7 @@ class ExchangeConfig:
         return nbytes
 
     def _check_partial(self) -> None:
-        if self.partial_format not in PARTIAL_ELEMENT_BYTES:
+        if not isinstance(self.partial_format, str) or self.partial_format not in PARTIAL_ELEMENT_BYTES:
             raise ArgumentError("partial_format", self.partial_format, ", ".join(PARTIAL_ELEMENT_BYTES))
         elements = self.row_bytes // 2 if self.partial_elements is None else self.partial_elements
         object.__setattr__(self, "partial_elements", _require_int("partial_elements", elements, 1, 1 << 23))
@@ -218,10 +225,12 @@ class ExchangeConfig:
             raise ArgumentError("protocol", self.protocol, ", ".join(PROTOCOLS))
         if self.transport not in TRANSPORTS:
             raise ArgumentError("transport", self.transport, ", ".join(TRANSPORTS))
-        if self.deadline is not None and not 0.0 < self.deadline < 1e6:
+        deadline = 1.0 if self.deadline is None else self.deadline
+        numeric = isinstance(deadline, (int, float, np.number)) and not isinstance(deadline, bool)
+        if not numeric or not 0.0 < deadline < 1e6:
             raise ArgumentError("deadline", self.deadline, "seconds, above 0 and below 1e6")
-        if not -(1 << 31) <= self.invalid_expert < 0:
-            raise ArgumentError("invalid_expert", self.invalid_expert, "a negative 32-bit integer")
+        invalid = _require_int("invalid_expert", self.invalid_expert, -(1 << 31), -1)
+        object.__setattr__(self, "invalid_expert", invalid)
 
     @property
     def payload_bytes(self) -> tuple[int, ...]:

@@ -51,6 +51,7 @@ class Exchange:
         self._closed = False
         self._failure: NvepError | None = None
         group.together(lambda: _require_config(config, group))
+        group.agree("placement", config.placement)  # which repr(config) leaves out
         group.agree("ExchangeConfig", config)
         self.plan = Plan(config, group.size)
         deadline = config.deadline if config.deadline is not None else Settings.from_environment().deadline
@@ -384,7 +385,6 @@ class Exchange:
         return state, queue
 
     def _reopen(self, phase: str, arrivals: Arrivals, stream: Any) -> tuple[Lane, Stream]:
-        """`_open` for the step that ``arrivals`` belong to."""
         self._require_open()
         if not isinstance(arrivals, Arrivals) or all(arrivals.counts is not a.counts for a in self._arrivals):
             raise ArgumentError("arrivals", type(arrivals).__name__, "what dispatch of this exchange returned")

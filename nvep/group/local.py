@@ -165,7 +165,7 @@ def local_groups(n: int, *, device: str | None = None, ordinals: Sequence[int] |
     gpus = visible_gpus() if kind == "cuda" else 1
     if ordinals is None:
         ordinals = spread(n, gpus) if kind == "cuda" else [0] * n
-    elif len(ordinals) != n or any(not 0 <= o < gpus for o in ordinals):
+    elif len(ordinals) != n or any(not isinstance(o, int) or not 0 <= o < gpus for o in ordinals):
         raise ArgumentError("ordinals", list(ordinals), f"{n} device numbers below {gpus}")
     with ExitStack() as opened:
         devices = []
@@ -226,12 +226,18 @@ def run_local(
 
     Raises
     ------
+    ArgumentError
+        An argument is not acceptable.
     GroupError
         Some ranks did not finish in time (their threads and devices are left as they are).
     BaseException
         What the lowest rank raised that failed by itself, with its traceback; ranks that only noticed another's
         failure do not count.
     """
+    if not callable(function):
+        raise ArgumentError("function", function, "a callable")
+    if timeout is not None and not timeout > 0:
+        raise ArgumentError("timeout", timeout, "seconds above 0, or None")
     groups = local_groups(ranks, device=device, ordinals=ordinals)
     threads = [_RankThread(function, group) for group in groups if isinstance(group, LocalGroup)]
     try:

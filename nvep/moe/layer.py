@@ -15,6 +15,8 @@ from nvep.moe.grouped_gemm import BACKENDS, ExpertShape
 from nvep.moe.grouped_gemm.base import local_index
 from nvep.moe.weights import LocalExperts, MoEWeights
 
+_OPTIONS = {"partial_format", "placement", "lanes", "deadline", "max_blocks", "protocol", "transport"}
+
 
 class MoELayer:
     """Dispatch, SwiGLU experts on the ranks that own them, combine.
@@ -51,12 +53,16 @@ class MoELayer:
         grouped_gemm: str = "plain",
         **options: Any,
     ) -> None:
+        if not isinstance(group, RankGroup):
+            raise ArgumentError("group", group, "a RankGroup")
         self.group = group
         self._resources = ExitStack()
 
         def check() -> tuple[ExchangeConfig, Any]:
             if grouped_gemm not in BACKENDS:
                 raise ArgumentError("grouped_gemm", grouped_gemm, ", ".join(BACKENDS))
+            for name in options.keys() - _OPTIONS:
+                raise ArgumentError(name, options[name], f"only the options {', '.join(sorted(_OPTIONS))}")
             if not isinstance(weights, MoEWeights):
                 raise ArgumentError("weights", weights, "MoEWeights")
             arrays = weights.checked(group.device)

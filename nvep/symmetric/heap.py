@@ -44,6 +44,8 @@ class SymmetricHeap:
 
     Raises
     ------
+    ArgumentError
+        ``group`` or ``layout`` is something else.
     ConfigMismatch
         Ranks bring layouts of different size.
     HeapTooLarge
@@ -59,6 +61,9 @@ class SymmetricHeap:
     def __init__(
         self, group: RankGroup, layout: Layout, *, initialise: Callable[[SymmetricHeap], None] | None = None
     ) -> None:
+        if not isinstance(group, RankGroup):
+            raise ArgumentError("group", group, "a RankGroup")
+        group.together(lambda: _require_layout(layout))
         self.group = group
         self.layout = layout
         self.nbytes = layout.nbytes
@@ -132,6 +137,11 @@ class SymmetricHeap:
                 initialise(self)
         finally:
             device.default_stream.synchronize()  # before anything is unmapped, too
+
+
+def _require_layout(layout: object) -> None:
+    if not isinstance(layout, Layout):
+        raise ArgumentError("layout", layout, "a Layout")
 
 
 def _open_backend(group: RankGroup) -> SliceBackend:

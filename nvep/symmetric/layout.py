@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from nvep.errors import ArgumentError
+
 REGION_ALIGNMENT = 256
 
 
@@ -40,7 +42,9 @@ class Layout:
         offset = 0
         for region in regions:
             if region.name in self._placed:
-                raise ValueError(f"region {region.name} declared twice")
+                raise ArgumentError("regions", f"{region.name} declared twice", "each name once")
+            if region.nbytes < 0:
+                raise ArgumentError("regions", region, "sizes of 0 bytes or more")
             self._placed[region.name] = Placed(region.name, offset, region.nbytes)
             offset += -(-region.nbytes // REGION_ALIGNMENT) * REGION_ALIGNMENT
         self.lane_bytes = offset
