@@ -13,7 +13,8 @@ from nvep.errors import ArgumentError
 
 INVALID_EXPERT = -1
 PARTIAL_ELEMENT_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
-PROTOCOLS = ("fence",)
+PROTOCOLS = ("fence", "sentinel")
+LARGEST_SENTINEL_STEP = 256  # tokens a rank up to which "auto" chooses sentinel
 TRANSPORTS = ("nvlink",)
 ROW_ALIGNMENT = 16
 MAX_TOKENS_LIMIT = 1 << 20
@@ -143,8 +144,11 @@ class ExchangeConfig:
         ``placement[expert]`` is the rank that owns it; default: contiguous blocks as equal as possible.
     lanes : int
         Steps that may be in flight at once.
-    protocol, transport : str
-        How a receiver knows, and how bytes move.
+    protocol : str
+        How a receiver knows: ``"fence"`` (throughput), ``"sentinel"`` (latency), or ``"auto"``, which plans memory for
+        both, starts with the better one for ``max_tokens`` and lets `Exchange.protocol` change it from step to step.
+    transport : str
+        How bytes move.
     max_blocks : int or None
         Blocks that an exchange kernel may use; default chosen by the device.
     deadline : float or None
@@ -153,6 +157,10 @@ class ExchangeConfig:
         Id shown where there is no token, negative.
     first_epoch : int
         Step counter of the first step (tests start it near its 32-bit limit).
+    chunk_bytes : int
+        Bytes of a row that one warp sends at a time under Sentinel, a multiple of 16.
+    strict_ptx : bool
+        Order Sentinel's wires by release and acquire of step records alone, without the axiom on completed grids.
 
     Raises
     ------
@@ -175,6 +183,8 @@ class ExchangeConfig:
     deadline: float | None = None
     invalid_expert: int = INVALID_EXPERT
     first_epoch: int = 1
+    chunk_bytes: int = 2048
+    strict_ptx: bool = False
 
     def __post_init__(self) -> None:
         put = object.__setattr__
@@ -193,6 +203,9 @@ class ExchangeConfig:
         self._check_partial()
         self._check_choices()
         put(self, "lanes", _require_int("lanes", self.lanes, 1, 16))
+        put(self, "chunk_bytes", self._payload_bytes("chunk_bytes", self.chunk_bytes))
+        if self.chunk_bytes > 4096:
+            raise ArgumentError("chunk_bytes", self.chunk_bytes, "at most 4096, what a warp holds in registers")
         put(self, "first_epoch", _require_int("first_epoch", self.first_epoch, 0, (1 << 32) - 1))
         if self.max_blocks is not None:
             put(self, "max_blocks", _require_int("max_blocks", self.max_blocks, 1, 1024))
@@ -221,8 +234,8 @@ class ExchangeConfig:
             )
 
     def _check_choices(self) -> None:
-        if self.protocol not in PROTOCOLS:
-            raise ArgumentError("protocol", self.protocol, ", ".join(PROTOCOLS))
+        if self.protocol not in (*PROTOCOLS, "auto"):
+            raise ArgumentError("protocol", self.protocol, ", ".join((*PROTOCOLS, "auto")))
         if self.transport not in TRANSPORTS:
             raise ArgumentError("transport", self.transport, ", ".join(TRANSPORTS))
         deadline = 1.0 if self.deadline is None else self.deadline
@@ -231,6 +244,13 @@ class ExchangeConfig:
             raise ArgumentError("deadline", self.deadline, "seconds, above 0 and below 1e6")
         invalid = _require_int("invalid_expert", self.invalid_expert, -(1 << 31), -1)
         object.__setattr__(self, "invalid_expert", invalid)
+
+    @property
+    def protocols(self) -> tuple[str, ...]:
+        """Protocols whose memory and kernels are planned, the first step's first."""
+        if self.protocol != "auto":
+            return (self.protocol,)
+        return PROTOCOLS if self.max_tokens > LARGEST_SENTINEL_STEP else PROTOCOLS[::-1]
 
     @property
     def payload_bytes(self) -> tuple[int, ...]:
@@ -247,6 +267,10 @@ class ExchangeConfig:
     def partial_row_bytes(self) -> int:
         """Bytes of a partial row."""
         return self.elements * PARTIAL_ELEMENT_BYTES[self.partial_format]
+
+    def max_targets(self, num_ranks: int) -> int:
+        """Most ranks that one token can go to."""
+        return min(self.top_k, num_ranks)
 
     def expert_ranks(self, num_ranks: int) -> np.ndarray:
         """Rank that owns each expert.

@@ -13,6 +13,7 @@ _COMMON = [
     Field("deadline", "u64"),
     Field("rank", "u32"),
     Field("lane", "u32"),
+    Field("expert_ranks", "const int*"),
 ]
 
 DISPATCH_ARGUMENTS = ArgumentStruct(
@@ -20,7 +21,6 @@ DISPATCH_ARGUMENTS = ArgumentStruct(
     [
         *_COMMON,
         Field("masked", "const unsigned int*"),
-        Field("expert_ranks", "const int*"),
         Field("payloads", "u64", MAX_PAYLOADS),
         Field("expert_ids", "u64"),
         Field("expert_weights", "const float*"),

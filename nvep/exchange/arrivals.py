@@ -17,7 +17,7 @@ class Arrivals:
     Attributes
     ----------
     payloads : tuple of DeviceArray
-        uint8 ``[ranks, max_tokens, bytes]`` for each payload; row ``[s, i]`` is the i-th token of source rank ``s``.
+        uint8 ``[ranks, max_tokens, bytes]`` for each payload; row ``[s, i]`` is a token of source rank ``s``.
     expert_ids : DeviceArray
         int32 ``[ranks, max_tokens, top_k]``: global ids of each token, ``invalid_expert`` at and beyond the count,
         and for ids that were invalid.
@@ -28,6 +28,9 @@ class Arrivals:
     partial_rows : DeviceArray
         ``[ranks, max_tokens, partial_elements]`` in the partial format: write here and give this very array to
         ``combine`` to save a copy.
+    protocol : str
+        ``"fence"``: rows are compact, those below the count hold tokens. ``"sentinel"``: row ``[s, i]`` is token ``i``
+        of rank ``s``, the count is the number of its tokens, and a row that did not come here has only invalid ids.
     lane, step : int
         The lane, and the step of that lane counted on the host.
     """
@@ -37,6 +40,7 @@ class Arrivals:
     expert_weights: DeviceArray
     counts: DeviceArray
     partial_rows: DeviceArray
+    protocol: str
     lane: int
     step: int = field(compare=False)
 

@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 
 from nvep.arrays import ArrayOwner, DeviceArray
-from nvep.config import ExchangeConfig, Settings, partial_dtype
+from nvep.config import ExchangeConfig, partial_dtype
 from nvep.errors import ArgumentError, ExchangeClosed, NvepError, StepOrderError
-from nvep.exchange.arguments import COMBINE_ARGUMENTS, DISPATCH_ARGUMENTS
 from nvep.exchange.arrivals import Arrivals
 from nvep.exchange.failures import Statistics
 from nvep.exchange.inputs import InputChecker, StepInputs, checked_mask
@@ -19,7 +18,9 @@ from nvep.exchange.kernels import ExchangeKernels
 from nvep.exchange.lane import Lane
 from nvep.exchange.memory import ExchangeMemory
 from nvep.exchange.plan import Plan
+from nvep.exchange.views import lane_arguments, view_arrivals
 from nvep.group import RankGroup
+from nvep.protocols import PROTOCOLS
 from nvep.runtime.device import Stream
 
 
@@ -54,7 +55,6 @@ class Exchange:
         group.agree("placement", config.placement)  # which repr(config) leaves out
         group.agree("ExchangeConfig", config)
         self.plan = Plan(config, group.size)
-        deadline = config.deadline if config.deadline is not None else Settings.from_environment().deadline
         self.kernels = ExchangeKernels(group, self.plan)
         self.memory = ExchangeMemory(group, self.plan)
         try:
@@ -62,22 +62,17 @@ class Exchange:
         except BaseException:
             self.memory.close()
             raise
-        self._lanes = [Lane(i, self.device) for i in range(config.lanes)]
-        common = {"peers": self.memory.heap.peer_table.address, "deadline": int(deadline * 1e9), "rank": group.rank}
-        lane_fields = [
-            {**common, "lane": i, "local": self.memory.lane_local(i), "status": self.memory.status.address(i)}
-            for i in range(config.lanes)
-        ]
-        self._dispatch_arguments = [
-            DISPATCH_ARGUMENTS.new(
-                **fields, masked=self.memory.mask.address, expert_ranks=self.memory.expert_ranks.address
-            )
-            for fields in lane_fields
-        ]
-        self._combine_arguments = [COMBINE_ARGUMENTS.new(**fields) for fields in lane_fields]
+        self._lanes = [Lane(i, self.device, config.protocols[0]) for i in range(config.lanes)]
+        arguments = [lane_arguments(self.memory, i, group.rank) for i in range(config.lanes)]
+        self._dispatch_arguments = [dispatch for dispatch, _ in arguments]
+        self._combine_arguments = [combine for _, combine in arguments]
         self._lifetime = ArrayOwner(self.device)
         self._owners = [self._lifetime.sibling() for _ in range(config.lanes)]
-        self._arrivals = [self._view_arrivals(i) for i in range(config.lanes)]
+        self._arrivals = [
+            {protocol: view_arrivals(self.memory, i, protocol, owner) for protocol in config.protocols}
+            for i, owner in enumerate(self._owners)
+        ]
+        self._protocol = config.protocols[0]
         self._mask = np.zeros(group.size, dtype=bool)
 
     # --- dispatch ---------------------------------------------------------------------------------------------------
@@ -146,15 +141,16 @@ class Exchange:
     def dispatch_recv(self, *, lane: int = 0, stream: Any = None) -> Arrivals:
         """Second half of `dispatch`: wait for every peer. Returns and raises as `dispatch`."""
         state, queue = self._open("dispatch_recv", lane, stream)
-        self.kernels.launch("dispatch_recv", self._dispatch_arguments[lane], queue)
+        self.kernels.launch(state.protocol, "dispatch_recv", self._dispatch_arguments[lane], queue)
         state.advance("dispatch_recv")
         return self._arrived(lane)
 
     def _send(self, phase: str, tokens: Any, ids: Any, weights: Any, count: Any, lane: int, stream: Any) -> None:
         state, queue = self._open(phase, lane, stream)
         step = self._inputs.step(lane, (tokens, ids, weights, count), queue)
+        state.protocol = self._protocol
         self._set_dispatch(self._dispatch_arguments[lane], step)
-        self.kernels.launch(phase, self._dispatch_arguments[lane], queue)
+        self.kernels.launch(state.protocol, phase, self._dispatch_arguments[lane], queue)
         state.tokens = None if step.num_tokens_device else step.num_tokens
         state.keep(queue, step.keepalive)
         state.advance(phase)
@@ -211,7 +207,7 @@ class Exchange:
         """Second half of `combine`: wait, pull and sum. Parameters, result and errors as there."""
         state, queue = self._reopen("combine_recv", arrivals, stream)
         result = self._output(state, out, queue)
-        self.kernels.launch("combine_recv", self._combine_arguments[state.index], queue)
+        self.kernels.launch(state.protocol, "combine_recv", self._combine_arguments[state.index], queue)
         state.keep(queue, result)
         state.advance("combine_recv")
         return result
@@ -231,7 +227,7 @@ class Exchange:
     def release(self, arrivals: Arrivals, *, stream: Any = None) -> None:
         """End a step that needs no combine: peers may overwrite its arrivals once this ran everywhere."""
         state, queue = self._reopen("release", arrivals, stream)
-        self.kernels.launch("release", self._combine_arguments[state.index], queue)
+        self.kernels.launch(state.protocol, "release", self._combine_arguments[state.index], queue)
         state.advance("release")
 
     def _combine(self, phase: str, arrivals: Arrivals, partial_rows: Any, out: Any, stream: Any) -> DeviceArray:
@@ -243,10 +239,10 @@ class Exchange:
 
     def _give_back(self, phase: str, state: Lane, arrays: tuple[Any, ...], queue: Stream) -> None:
         arguments = self._combine_arguments[state.index]
-        exposed = self._arrivals[state.index].partial_rows.address
+        exposed = self._arrivals[state.index][state.protocol].partial_rows.address
         arguments.partial_rows, view = self._inputs.partial_rows(arrays[0], exposed, queue)
-        copies = arguments.partial_rows != exposed
-        self.kernels.launch(phase, arguments, queue, copies=copies)
+        copies = arguments.partial_rows != exposed or not PROTOCOLS[state.protocol].exposes_partial_rows
+        self.kernels.launch(state.protocol, phase, arguments, queue, copies=copies)
         state.keep(queue, view, *arrays[1:])
 
     def _output(self, state: Lane, out: Any, queue: Stream) -> DeviceArray:
@@ -263,6 +259,26 @@ class Exchange:
         return DeviceArray(view.address, (rows, elements), dtype, owner=owner)
 
     # --- state ------------------------------------------------------------------------------------------------------
+
+    @property
+    def protocol(self) -> str:
+        """Protocol of the steps to come: ``"fence"`` or ``"sentinel"``.
+
+        With ``ExchangeConfig(protocol="auto")`` it may be assigned between steps, alike on all ranks: ranks that run a
+        step with different protocols raise ProtocolMismatch. A captured graph keeps the protocol it was captured with.
+
+        Raises
+        ------
+        ArgumentError
+            On assignment, for a protocol that the configuration did not plan.
+        """
+        return self._protocol
+
+    @protocol.setter
+    def protocol(self, name: str) -> None:
+        if name not in self.config.protocols:
+            raise ArgumentError("protocol", name, " or ".join(self.config.protocols) + ", as the configuration planned")
+        self._protocol = name
 
     def set_mask(self, masked: Any, *, stream: Any = None) -> None:
         """Leave ranks out from the next D.send on ``stream``; the same on every rank that stays, at the same step.
@@ -347,26 +363,8 @@ class Exchange:
         if error is not None and self._failure is None:
             self._failure = error if isinstance(error, NvepError) else NvepError(f"left after {error!r}")
 
-    def _view_arrivals(self, lane: int) -> Arrivals:
-        config, heap, ranks = self.config, self.memory.heap, self.group.size
-        rows = (ranks, config.max_tokens)
-
-        def region(name: str, shape: tuple[int, ...], dtype: Any) -> DeviceArray:
-            return DeviceArray(heap.address(name, lane=lane), shape, dtype, owner=self._owners[lane])
-
-        counts = self.memory.lane_local(lane) + self.plan.local.offset("Counts")
-        return Arrivals(
-            payloads=tuple(region(f"Payload{i}", (*rows, n), np.uint8) for i, n in enumerate(config.payload_bytes)),
-            expert_ids=region("ExpertIds", (*rows, config.top_k), np.int32),
-            expert_weights=region("ExpertWeights", (*rows, config.top_k), np.float32),
-            counts=DeviceArray(counts, (ranks,), np.int32, owner=self._owners[lane]),
-            partial_rows=region("PartialRows", (*rows, config.elements), partial_dtype(config.partial_format)),
-            lane=lane,
-            step=0,
-        )
-
     def _arrived(self, lane: int) -> Arrivals:
-        return dataclasses.replace(self._arrivals[lane], step=self._lanes[lane].step)
+        return dataclasses.replace(self._arrivals[lane][self._lanes[lane].protocol], step=self._lanes[lane].step)
 
     def _require_open(self) -> None:
         if self._closed:
@@ -386,7 +384,8 @@ class Exchange:
 
     def _reopen(self, phase: str, arrivals: Arrivals, stream: Any) -> tuple[Lane, Stream]:
         self._require_open()
-        if not isinstance(arrivals, Arrivals) or all(arrivals.counts is not a.counts for a in self._arrivals):
+        own = [a.counts for lane in self._arrivals for a in lane.values()]
+        if not isinstance(arrivals, Arrivals) or all(arrivals.counts is not counts for counts in own):
             raise ArgumentError("arrivals", type(arrivals).__name__, "what dispatch of this exchange returned")
         step = self._lanes[arrivals.lane].step
         if arrivals.step != step:

@@ -9,7 +9,7 @@ from nvep.exchange.plan import KERNEL_NAMES, Plan
 from nvep.group import RankGroup
 from nvep.runtime.device import Kernel, LaunchShape, Stream
 
-_HEADER_ONLY_BLOCKS = 8  # D.recv alone touches headers, never rows
+_HEADER_ONLY_BLOCKS = 8  # D.recv alone touches headers under Fence, never rows
 
 
 def _share(resident: int, multiprocessors: int, sharers: int) -> int:
@@ -31,14 +31,16 @@ class ExchangeKernels:
 
     def __init__(self, group: RankGroup, plan: Plan) -> None:
         self._device = group.device
-        self._kernels: dict[str, Kernel] = {}
+        self._kernels: dict[tuple[str, str], Kernel] = {}
         self._shapes: dict[str, LaunchShape] = {}
         group.together(lambda: self._load(group, plan))
 
     def _load(self, group: RankGroup, plan: Plan) -> None:
         device, config = self._device, plan.config
         threads = device.default_threads
-        self._kernels = device.load_all(plan.kernels())
+        for protocol in config.protocols:
+            loaded = device.load_all(plan.kernels(protocol))
+            self._kernels |= {(protocol, name): kernel for name, kernel in loaded.items()}
         resident = min(device.resident_blocks(kernel, threads) for kernel in self._kernels.values())
         if not device.emulated:  # emulated launches never wait for one another's room
             resident = _share(resident, device.multiprocessors, config.lanes * group.ranks_on_device)
@@ -51,10 +53,13 @@ class ExchangeKernels:
         blocks = config.max_blocks or min(device.default_blocks, resident)
         for name in KERNEL_NAMES:
             self._shapes[name] = LaunchShape(blocks, threads)
-        self._shapes["dispatch_recv"] = LaunchShape(min(blocks, _HEADER_ONLY_BLOCKS), threads)
+        if config.protocols == ("fence",):
+            self._shapes["dispatch_recv"] = LaunchShape(min(blocks, _HEADER_ONLY_BLOCKS), threads)
         self._shapes["release"] = self._announce_only = LaunchShape(1, threads)
 
-    def launch(self, name: str, arguments: ctypes.Structure, stream: Stream, *, copies: bool = True) -> None:
-        """Enqueue a phase; ``copies=False`` says that C.send has no rows to copy, so one block announces."""
+    def launch(
+        self, protocol: str, name: str, arguments: ctypes.Structure, stream: Stream, *, copies: bool = True
+    ) -> None:
+        """Enqueue a phase; ``copies=False`` says that C.send has no rows to move, so one block announces."""
         shape = self._announce_only if name == "combine_send" and not copies else self._shapes[name]
-        self._device.launch(self._kernels[name], shape, arguments, stream)
+        self._device.launch(self._kernels[protocol, name], shape, arguments, stream)

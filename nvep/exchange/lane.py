@@ -30,11 +30,14 @@ class Lane:
         Position among ``ExchangeConfig.lanes``.
     device : Device
         Where the phases run.
+    protocol : str
+        Protocol until the first step says otherwise.
     """
 
-    def __init__(self, index: int, device: Device) -> None:
+    def __init__(self, index: int, device: Device, protocol: str) -> None:
         self.index = index
         self.step = 0
+        self.protocol = protocol  # of the step in flight
         self.tokens: int | None = None  # tokens of the step where the host knows them
         self._device = device
         self._state = IDLE

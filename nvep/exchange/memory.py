@@ -10,7 +10,6 @@ from nvep.exchange.arguments import COUNTERS, PHASE_LEFT, poison_word
 from nvep.exchange.failures import StatusBoard
 from nvep.exchange.plan import Plan
 from nvep.group import RankGroup
-from nvep.protocols import PROTOCOLS
 from nvep.runtime.device import Device, Memory
 from nvep.symmetric import SymmetricHeap
 
@@ -61,12 +60,12 @@ class ExchangeMemory:
         stream.synchronize()
 
     def _initialise(self, heap: SymmetricHeap) -> None:
-        protocol = PROTOCOLS[self.plan.config.protocol]
-        words = protocol.initial_words(self._group.size, self.plan.config.first_epoch)
         stream = self.device.default_stream
         for lane in range(self.plan.config.lanes):
-            for region, values in words.items():
+            for region, values in self.plan.initial_words().items():
                 self.device.copy_in(heap.address(region, lane=lane), values, stream)
+            for region, byte in self.plan.filled_regions().items():
+                self.device.fill(heap.address(region, lane=lane), byte, heap.layout.region(region).nbytes, stream)
         stream.synchronize()
 
     def lane_local(self, lane: int) -> int:

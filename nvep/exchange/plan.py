@@ -5,14 +5,17 @@ from __future__ import annotations
 import ctypes
 from dataclasses import dataclass
 
+import numpy as np
+
 from nvep.config import ExchangeConfig
 from nvep.exchange.arguments import COMBINE_ARGUMENTS, COUNTERS, DISPATCH_ARGUMENTS, STATUS
 from nvep.protocols import PROTOCOLS
+from nvep.protocols.base import initial_records, record_regions
 from nvep.runtime.source import KernelSource
 from nvep.symmetric.layout import Layout, Region
 from nvep.transports import TRANSPORTS
-from nvep.transports.base import max_targets
 
+ROUTE_BYTES = 8  # Route in nvep_kernels/transports/slots.cuh
 _PARTIAL_TYPES = {"bf16": "PartialBf16", "fp16": "PartialFp16", "fp32": "PartialFp32"}
 _KERNEL_ARGUMENTS = {
     "dispatch_send": DISPATCH_ARGUMENTS,
@@ -41,27 +44,42 @@ class Plan:
     @property
     def local(self) -> Layout:
         """Private device memory of one rank."""
-        transport = TRANSPORTS[self.config.transport]
         words = self.num_ranks * 4
         regions = [
             Region("Counters", ctypes.sizeof(COUNTERS.ctype)),
             Region("Counts", words),
             Region("SendCounts", words),
             Region("MaskSnapshot", words),
-            *transport.local_regions(self.config, self.num_ranks),
+            Region("Routes", self.config.max_tokens * self.config.max_targets(self.num_ranks) * ROUTE_BYTES),
         ]
+        for protocol in self.config.protocols:
+            regions += PROTOCOLS[protocol].local_regions(self.config, self.num_ranks)
         return Layout(regions, self.config.lanes)
 
-    def prelude(self) -> str:
-        """Sizes, offsets and type aliases that specialise every exchange kernel."""
-        protocol, transport = PROTOCOLS[self.config.protocol], TRANSPORTS[self.config.transport]
+    def initial_words(self) -> dict[str, np.ndarray]:
+        """Contents of heap regions of a lane before the first step; the others start as zeros or filled."""
+        words = initial_records(self.num_ranks, self.config.first_epoch)
+        for name in self.config.protocols:
+            words |= PROTOCOLS[name].initial_words(self.num_ranks, self.config.first_epoch)
+        return words
+
+    def filled_regions(self) -> dict[str, int]:
+        """Heap regions of a lane that start filled with a byte."""
+        filled: dict[str, int] = {}
+        for name in self.config.protocols:
+            filled |= PROTOCOLS[name].filled_regions()
+        return filled
+
+    def prelude(self, protocol: str) -> str:
+        """Sizes, offsets and type aliases that specialise every exchange kernel for a protocol."""
+        transport = TRANSPORTS[self.config.transport]
         return f"""#include "primitives/shared.cuh"
 #include "primitives/types.cuh"
 namespace nvep {{
 {COUNTERS.cpp()}
 {STATUS.cpp()}
 namespace config {{
-{self._sizes()}
+{self._sizes(protocol)}
 }}  // namespace config
 namespace heap {{
 {self.heap.cpp()}
@@ -70,35 +88,38 @@ namespace local {{
 {self.local.cpp()}
 }}  // namespace local
 }}  // namespace nvep
-#include "protocols/{protocol.name}.cuh"
-#include "transports/{transport.name}.cuh"
+#include "{transport.header(protocol)}"
 namespace nvep {{
-using Protocol = {protocol.cpp_type};
 using Partial = {_PARTIAL_TYPES[self.config.partial_format]};
-using Transport = {transport.cpp_template}<Protocol, Partial>;
+using Transport = {transport.cpp_template(protocol)}<Partial>;
 }}  // namespace nvep
 """
 
-    def _sizes(self) -> str:
+    def _sizes(self, protocol: str) -> str:
         config, payloads = self.config, range(len(self.config.payload_bytes))
         constants = [
             ("u32", "kRanks", self.num_ranks),
             ("u32", "kTopK", config.top_k),
             ("u32", "kMaxTokens", config.max_tokens),
-            ("u32", "kMaxTargets", max_targets(config, self.num_ranks)),
+            ("u32", "kMaxTargets", config.max_targets(self.num_ranks)),
             ("i32", "kNumExperts", config.num_experts),
             ("i32", "kInvalidExpert", config.invalid_expert),
             ("u32", "kPayloads", len(payloads)),
             ("u32", "kPartialBytes", config.partial_row_bytes),
+            ("u32", "kTokenBytes", sum(config.payload_bytes)),
+            ("u32", "kChunkBytes", config.chunk_bytes),
+            ("bool", "kStrictPtx", str(config.strict_ptx).lower()),
         ]
         lines = [f"constexpr {kind} {name} = {value};" for kind, name, value in constants]
         lines.append(_lookup("u32", "payload_bytes", list(config.payload_bytes)))
-        lines.append(_lookup("u64", "payload_offset", [self.heap.offset(f"Payload{i}") for i in payloads]))
+        regions = PROTOCOLS[protocol].arrivals
+        layout = self.heap if regions.symmetric else self.local
+        lines.append(_lookup("u64", "payload_offset", [layout.offset(f"{regions.payload}{i}") for i in payloads]))
         return "\n".join(lines)
 
-    def kernels(self) -> dict[str, KernelSource]:
-        """Source of every exchange kernel, by name."""
-        prelude = self.prelude()
+    def kernels(self, protocol: str) -> dict[str, KernelSource]:
+        """Source of every exchange kernel of a protocol, by name."""
+        prelude = self.prelude(protocol)
         return {name: KernelSource(name, arguments, prelude) for name, arguments in _KERNEL_ARGUMENTS.items()}
 
 
@@ -112,12 +133,9 @@ def heap_layout(config: ExchangeConfig, num_ranks: int) -> Layout:
     num_ranks : int
         Ranks that exchange.
     """
-    protocol, transport = PROTOCOLS[config.protocol], TRANSPORTS[config.transport]
-    regions = [
-        Region("Poison", 8),
-        *protocol.heap_regions(num_ranks),
-        *transport.heap_regions(config, num_ranks),
-    ]
+    regions = [Region("Poison", 8), *record_regions(num_ranks)]
+    for protocol in config.protocols:
+        regions += PROTOCOLS[protocol].heap_regions(config, num_ranks)
     return Layout(regions, config.lanes)
 
 

@@ -2,7 +2,8 @@
 
 from nvep.protocols.base import ArrivalProtocol
 from nvep.protocols.fence import FENCE
+from nvep.protocols.sentinel import SENTINEL
 
-PROTOCOLS: dict[str, ArrivalProtocol] = {FENCE.name: FENCE}
+PROTOCOLS: dict[str, ArrivalProtocol] = {p.name: p for p in (FENCE, SENTINEL)}
 
 __all__ = ["PROTOCOLS", "ArrivalProtocol"]

@@ -33,13 +33,15 @@ class Backend:
     @staticmethod
     def finish(exchange: Exchange, arrivals: Arrivals, step: Step, **combine: Any) -> DeviceArray:
         """Combine the partial rows that ``step`` prescribes for this rank."""
-        expected = arrivals_of(step, exchange.config, exchange.group.rank)
-        return exchange.combine(fill_unused(step, expected, exchange.group.rank), arrivals, **combine)
+        expected = arrivals_of(step, exchange.config, exchange.group.rank, protocol=exchange.protocol)
+        return exchange.combine(
+            fill_unused(step, expected, exchange.group.rank, protocol=exchange.protocol), arrivals, **combine
+        )
 
     def verified_step(self, exchange: Exchange, step: Step, where: str, *, split: bool = False) -> np.ndarray:
         """Run a step on this rank, compare everything, return the output."""
         rank, config = exchange.group.rank, exchange.config
-        source, expected = step.sources[rank], arrivals_of(step, config, rank)
+        source, expected = step.sources[rank], arrivals_of(step, config, rank, protocol=exchange.protocol)
         inputs = (tuple(source.payloads), source.expert_ids, source.expert_weights)
         if split:
             exchange.dispatch_send(*inputs)
@@ -47,7 +49,7 @@ class Backend:
         else:
             arrivals = exchange.dispatch(*inputs)
         check_arrivals(arrivals, expected, where)
-        rows = fill_unused(step, expected, rank)
+        rows = fill_unused(step, expected, rank, protocol=exchange.protocol)
         if split:
             exchange.combine_send(rows, arrivals)
             output = exchange.combine_recv(arrivals)

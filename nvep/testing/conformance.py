@@ -75,6 +75,30 @@ class ExchangeConformance(Backend):
 
         self.run(main, 4)
 
+    @pytest.mark.parametrize("partial_format", ["bf16", "fp32"])
+    def test_payloads_made_of_sentinel_words(self, partial_format: str) -> None:
+        """Any bytes go through, those that mark empty memory above all: everywhere, in places, and next to keys."""
+        config = self.config(
+            row_bytes=4176, partial_format=partial_format, partial_elements=2088 if partial_format == "bf16" else 1044
+        )
+        words = np.array([0x8080808080808080, 0x8080808080808081, 0x7FFFFFFFFFFFFFFF, 0, 0x80808080], dtype=np.uint64)
+
+        def main(group: RankGroup) -> None:
+            with Exchange(group, config) as exchange:
+                for index in range(3):
+                    step = random_step((67, index), config, group.size, counts=[config.max_tokens] * group.size)
+                    rng = np.random.default_rng((67, index))
+                    for rows in [source.payloads[0] for source in step.sources] + step.partial_rows:
+                        bits = rows.view(np.uint64)
+                        chosen = words[rng.integers(0, len(words) if index else 1, bits.shape)]
+                        bits[...] = np.where(rng.random(bits.shape) < (1.0, 1.0, 0.1)[index], chosen, bits)
+                    for rows in step.partial_rows:
+                        rows[np.isnan(rows)] = 0
+                    poison_receive_buffers(exchange)
+                    self.verified_step(exchange, step, f"step {index}")
+
+        self.run(main, 3)
+
     def test_many_ranks(self) -> None:
         ranks = self.wide_ranks
         config = self.config(num_experts=2 * ranks, top_k=8, max_tokens=5, row_bytes=32)
@@ -107,7 +131,7 @@ class ExchangeConformance(Backend):
             with Exchange(group, config) as exchange:
                 step = random_step((11,), config, group.size)
                 self.verified_step(exchange, step, "placement")
-                return arrivals_of(step, config, group.rank).counts
+                return arrivals_of(step, config, group.rank, protocol=exchange.protocol).valid
 
         assert self.run(main, 4)[2].sum() == 0
 
@@ -125,7 +149,9 @@ class ExchangeConformance(Backend):
                 view = DeviceArray(memory.address, ids.shape, ids.dtype, owner=ArrayOwner(exchange.device))
                 group.barrier()
                 arrivals = exchange.dispatch(source.payloads[0], view, source.expert_weights)
-                check_arrivals(arrivals, arrivals_of(step, config, group.rank), "invalid ids")
+                check_arrivals(
+                    arrivals, arrivals_of(step, config, group.rank, protocol=exchange.protocol), "invalid ids"
+                )
                 output = self.finish(exchange, arrivals, step)
                 exchange.synchronize()
                 same(output.numpy(), output_of(step, config, group.rank), "output")
@@ -207,9 +233,11 @@ class ExchangeConformance(Backend):
         arrivals = [exchange.dispatch_recv(lane=lane, stream=streams[1 - lane]) for lane in range(2)]
         outputs = []
         for lane, step in enumerate(steps):
-            expected = arrivals_of(step, config, rank)
+            expected = arrivals_of(step, config, rank, protocol=exchange.protocol)
             check_arrivals(arrivals[lane], expected, f"lane {lane}")
-            exchange.combine_send(fill_unused(step, expected, rank), arrivals[lane], stream=streams[lane])
+            exchange.combine_send(
+                fill_unused(step, expected, rank, protocol=exchange.protocol), arrivals[lane], stream=streams[lane]
+            )
         for lane in (1, 0):
             outputs.append((lane, exchange.combine_recv(arrivals[lane], stream=streams[1 - lane])))
         for lane, output in outputs:
@@ -226,7 +254,9 @@ class ExchangeConformance(Backend):
                     step = random_step((31, index), config, group.size)
                     source = step.sources[group.rank]
                     arrivals = exchange.dispatch(source.payloads[0], source.expert_ids, source.expert_weights)
-                    check_arrivals(arrivals, arrivals_of(step, config, group.rank), f"step {index}")
+                    check_arrivals(
+                        arrivals, arrivals_of(step, config, group.rank, protocol=exchange.protocol), f"step {index}"
+                    )
                     exchange.release(arrivals)
                 self.verified_step(exchange, random_step((31, 99), config, group.size), "after release")
 
@@ -241,7 +271,8 @@ class ExchangeConformance(Backend):
                     step = random_step((37, index), config, group.size)
                     source, rank = step.sources[group.rank], group.rank
                     arrivals = exchange.dispatch(source.payloads[0], source.expert_ids, source.expert_weights)
-                    rows = fill_unused(step, arrivals_of(step, config, rank), rank)
+                    expected = arrivals_of(step, config, rank, protocol=exchange.protocol)
+                    rows = fill_unused(step, expected, rank, protocol=exchange.protocol)
                     device = exchange.device
                     device.copy_in(arrivals.partial_rows.address, rows, device.default_stream)
                     output = exchange.combine(arrivals.partial_rows, arrivals)
@@ -263,9 +294,11 @@ class ExchangeConformance(Backend):
                     step = random_step((41, index), config, group.size)
                     source = step.sources[group.rank]
                     arrivals = exchange.dispatch(source.payloads[0], source.expert_ids, source.expert_weights)
-                    expected = arrivals_of(step, config, group.rank, masked=(2,))
+                    expected = arrivals_of(step, config, group.rank, masked=(2,), protocol=exchange.protocol)
                     check_arrivals(arrivals, expected, f"masked step {index}")
-                    output = exchange.combine(fill_unused(step, expected, group.rank), arrivals)
+                    output = exchange.combine(
+                        fill_unused(step, expected, group.rank, protocol=exchange.protocol), arrivals
+                    )
                     exchange.synchronize()
                     same(output.numpy(), output_of(step, config, group.rank, masked=(2,)), f"masked step {index}")
                 assert exchange.statistics().dropped_tokens > 0
@@ -289,8 +322,8 @@ class ExchangeConformance(Backend):
                     output = exchange.combine(inputs.partial, arrivals, stream=stream)
                 for index in range(6):
                     step = random_step((43, index), config, ranks)
-                    expected = arrivals_of(step, config, rank)
-                    count = inputs.write(step, fill_unused(step, expected, rank), stream)
+                    expected = arrivals_of(step, config, rank, protocol=exchange.protocol)
+                    count = inputs.write(step, fill_unused(step, expected, rank, protocol=exchange.protocol), stream)
                     graph.launch(stream)
                     exchange.synchronize(stream)
                     check_arrivals(arrivals, expected, f"replay {index}")

@@ -9,12 +9,14 @@ from typing import Any
 
 import numpy as np
 
+from nvep.arrays import ArrayOwner
 from nvep.config import ExchangeConfig, partial_dtype
 from nvep.exchange import Arrivals, Exchange
+from nvep.exchange.views import view_arrivals
 from nvep.reference.exchange import RankTokens, ReferenceArrivals, combine_at, dispatch_to
+from nvep.reference.routing import slots
 
 POISON_BYTE = 0xA5
-_PAYLOAD_REGIONS = ("ExpertIds", "ExpertWeights", "PartialRows")
 
 
 @dataclass(frozen=True)
@@ -23,14 +25,23 @@ class Step:
 
     Attributes
     ----------
+    config : ExchangeConfig
+        Of the exchange that runs it.
     sources : list of RankTokens
         By source rank.
     partial_rows : list of numpy.ndarray
-        By target rank: partial format ``[ranks, max_tokens, elements]``, poison in rows that hold no token.
+        By target rank: partial format ``[ranks, max_tokens, elements]``, in the order of Fence slots.
     """
 
+    config: ExchangeConfig
     sources: list[RankTokens]
     partial_rows: list[np.ndarray]
+
+    def tokens_in_slots(self, source: int, target: int) -> np.ndarray:
+        """Tokens of ``source`` that go to ``target``, in the order of their Fence slots."""
+        ranks = len(self.sources)
+        taken = slots(self.sources[source].expert_ids, self.config.expert_ranks(ranks), ranks)[:, target]
+        return np.flatnonzero(taken >= 0)
 
 
 def random_ids(rng: np.random.Generator, tokens: int, config: ExchangeConfig) -> np.ndarray:
@@ -70,34 +81,61 @@ def random_step(
         for n in counts
     ]
     shape = (num_ranks, config.max_tokens, config.elements)
-    return Step(sources, [random_partial(rng, shape, config) for _ in range(num_ranks)])
+    return Step(config, sources, [random_partial(rng, shape, config) for _ in range(num_ranks)])
 
 
 def poison_receive_buffers(exchange: Exchange) -> None:
     """Fill this rank's receive buffers of all lanes with a pattern. Collective: no step may be in flight anywhere."""
-    heap, device = exchange.memory.heap, exchange.device
+    device = exchange.device
     exchange.synchronize()
     exchange.group.barrier()
     for lane in range(exchange.config.lanes):
-        for region in heap.layout.regions:
-            if region.name.startswith("Payload") or region.name in _PAYLOAD_REGIONS:
-                device.fill(heap.address(region.name, lane=lane), POISON_BYTE, region.nbytes, device.default_stream)
+        for protocol in exchange.config.protocols:
+            views = view_arrivals(exchange.memory, lane, protocol, ArrayOwner(device))
+            for view in (*views.payloads, views.expert_ids, views.expert_weights, views.partial_rows):
+                device.fill(view.address, POISON_BYTE, view.nbytes, device.default_stream)
         address, nbytes = exchange.memory.output(lane), exchange.memory.output_lane_bytes
         device.fill(address, POISON_BYTE, nbytes, device.default_stream)
     device.default_stream.synchronize()
     exchange.group.barrier()
 
 
-def fill_unused(step: Step, expected: ReferenceArrivals, rank: int) -> np.ndarray:
-    """Partial rows of ``rank`` with NaN in every row that holds no token: whoever reads one shows it."""
-    rows: np.ndarray = step.partial_rows[rank].copy()
+def fill_unused(step: Step, expected: ReferenceArrivals, rank: int, *, protocol: str = "fence") -> np.ndarray:
+    """Partial rows of ``rank`` where its arrivals are, NaN in every row without a token: whoever reads one shows it."""
+    rows = step.partial_rows[rank]
+    if protocol == "sentinel":
+        rows = spread(step, rank, rows)
+    rows = rows.copy()
     rows[~expected.valid] = np.nan
     return rows
 
 
-def arrivals_of(step: Step, config: ExchangeConfig, rank: int, *, masked: Collection[int] = ()) -> ReferenceArrivals:
+def spread(step: Step, rank: int, rows: np.ndarray) -> np.ndarray:
+    """``rows`` ``[ranks, max_tokens, ...]`` from the order of Fence slots to that of Sentinel: token indices."""
+    moved = np.zeros_like(rows)
+    for source in range(len(step.sources)):
+        tokens = step.tokens_in_slots(source, rank)
+        moved[source, tokens] = rows[source, : len(tokens)]
+    return moved
+
+
+def arrivals_of(
+    step: Step, config: ExchangeConfig, rank: int, *, masked: Collection[int] = (), protocol: str = "fence"
+) -> ReferenceArrivals:
     """What ``rank`` must receive in this step."""
-    return dispatch_to(rank, step.sources, config=config, masked=masked)
+    compact = dispatch_to(rank, step.sources, config=config, masked=masked)
+    if protocol == "fence":
+        return compact
+    valid = spread(step, rank, compact.valid)
+    ids = spread(step, rank, compact.expert_ids)
+    ids[~valid] = config.invalid_expert
+    return ReferenceArrivals(
+        payloads=tuple(spread(step, rank, rows) for rows in compact.payloads),
+        valid=valid,
+        expert_ids=ids,
+        expert_weights=spread(step, rank, compact.expert_weights),
+        counts=np.array([0 if s in masked else len(t.expert_ids) for s, t in enumerate(step.sources)], dtype=np.int32),
+    )
 
 
 def output_of(step: Step, config: ExchangeConfig, rank: int, *, masked: Collection[int] = ()) -> np.ndarray:

@@ -5,7 +5,7 @@ using namespace nvep;
 
 extern "C" __global__ void combine_recv(const __grid_constant__ CombineArguments arguments) {
   Step step = open_step(arguments);
-  NVEP_SHARED(NvlinkShared, shared);
+  NVEP_SHARED(Transport::Shared, shared);
   Transport::open(step, Transport::mask_snapshot(step), shared);
   Transport::combine_recv(arguments, step, step.counters()->dispatched, shared);
 }

@@ -5,7 +5,7 @@ using namespace nvep;
 
 extern "C" __global__ void combine_send(const __grid_constant__ CombineArguments arguments) {
   Step step = open_step(arguments);
-  NVEP_SHARED(NvlinkShared, shared);
+  NVEP_SHARED(Transport::Shared, shared);
   u32 epoch = step.counters()->dispatched;
   if (dead_before(step, epoch, kPhaseCombine)) return;
   Transport::open(step, Transport::mask_snapshot(step), shared);

@@ -5,7 +5,7 @@ using namespace nvep;
 
 extern "C" __global__ void dispatch_send(const __grid_constant__ DispatchArguments arguments) {
   Step step = open_step(arguments);
-  NVEP_SHARED(NvlinkShared, shared);
+  NVEP_SHARED(Transport::Shared, shared);
   u32 epoch = step.counters()->completed + 1;
   if (dead_before(step, epoch, kPhaseDispatch)) return;
   Transport::open(step, arguments.masked, shared);

@@ -7,6 +7,7 @@ namespace nvep {
 
 struct Fence {
   static constexpr u32 kCode = 1;
+  static constexpr bool kAcquires = true;
 
   // Every block calls this once after its stores. Block barrier, one acquire-release increment per block at GPU
   // scope, and in the last block one system fence: by cumulativity that fence covers the stores of every block.
@@ -23,28 +24,6 @@ struct Fence {
       if (active[r]) store_relaxed_system(where(r), word(r));
     }
     return true;
-  }
-
-  // Every block calls this: one thread per peer waits for that peer's word and acquires it, then a barrier extends
-  // what was acquired to the block. `seen(rank, word)` runs in the waiting thread. Returns false in all threads of
-  // the block if any wait failed.
-  template <class Where, class Seen>
-  __device__ static bool await(const Step& step, u32 epoch, u32 phase, const u32* active, Where where, Seen seen) {
-    bool failed = threadIdx.x == blockDim.x - 1 && poisoned(step, epoch, phase);
-    for (u32 r = threadIdx.x; r < config::kRanks; r += blockDim.x) {
-      u64 word = 0;
-      if (!active[r]) {
-        seen(r, make_record(epoch, 0, kCode));
-      } else if (!await_word(step, where(r), epoch, phase, r, word)) {
-        failed = true;
-      } else if (record_protocol(word) != kCode) {
-        report(step, epoch, phase, {kStatusProtocol, r, step.rank, epoch, phase});
-        failed = true;
-      } else {
-        seen(r, word);
-      }
-    }
-    return !__syncthreads_or(failed);
   }
 };
 

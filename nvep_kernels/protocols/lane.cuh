@@ -102,26 +102,59 @@ __device__ inline bool dead_before(const Step& step, u32 epoch, u32 phase) {
   return mark != 0ull && mark != dead_mark(epoch, phase);
 }
 
-// Spin until the word's epoch half equals `epoch`, then acquire: everything its writer released before is visible
-// to this thread (and, after a barrier, to its block). False when the deadline passed or the rank was poisoned.
-__device__ inline bool await_word(const Step& step, const u64* word, u32 epoch, u32 phase, u32 suspect, u64& value) {
+// Counts the polls of one wait. `passed` is called once a poll and says when to give up: the deadline passed, the
+// lane died elsewhere, or the rank was poisoned.
+struct Deadline {
+  u32 polls = 0;
   u64 start = 0;
-  for (u32 spins = 0;; ++spins) {
-    if (record_epoch(load_relaxed_system(word)) == epoch) {
-      value = load_acquire_system(word);
+
+  __device__ bool passed(const Step& step, u32 epoch, u32 phase, u32 suspect) {
+    spin_pause();
+    if ((++polls & 63u) != 0u) return false;
+    if (load_relaxed_device(&step.counters()->dead) != 0ull || poisoned(step, epoch, phase)) return true;
+    u64 now = global_timer_ns();
+    if (start == 0) start = now;
+    if (now - start <= step.deadline) return false;
+    expire(step, epoch, phase, suspect);
+    return true;
+  }
+};
+
+// Spin until the word's epoch half equals `epoch`. With kAcquire, everything its writer released before is then
+// visible to this thread (and, after a barrier, to its block). False when the wait was given up.
+template <bool kAcquire>
+__device__ inline bool await_word(const Step& step, const u64* word, u32 epoch, u32 phase, u32 suspect, u64& value) {
+  Deadline deadline;
+  for (;;) {
+    value = load_relaxed_system(word);
+    if (record_epoch(value) == epoch) {
+      if constexpr (kAcquire) value = load_acquire_system(word);
       return true;
     }
-    if ((spins & 63u) == 63u) {
-      if (load_relaxed_device(&step.counters()->dead) != 0ull || poisoned(step, epoch, phase)) return false;
-      u64 now = global_timer_ns();
-      if (start == 0) start = now;
-      if (now - start > step.deadline) {
-        expire(step, epoch, phase, suspect);
-        return false;
-      }
-    }
-    spin_pause();
+    if (deadline.passed(step, epoch, phase, suspect)) return false;
   }
+}
+
+// Every block calls this: one thread per peer waits for that peer's word, then a barrier extends what was acquired to
+// the block. `seen(rank, word)` runs in the waiting thread, with a count of zero for masked ranks. False in all
+// threads of the block if any wait failed.
+template <class Protocol, class Where, class Seen>
+__device__ inline bool await_records(const Step& step, u32 epoch, u32 phase, const u32* active, Where where, Seen seen) {
+  bool failed = threadIdx.x == blockDim.x - 1 && poisoned(step, epoch, phase);
+  for (u32 r = threadIdx.x; r < config::kRanks; r += blockDim.x) {
+    u64 word = 0;
+    if (!active[r]) {
+      seen(r, make_record(epoch, 0, Protocol::kCode));
+    } else if (!await_word<Protocol::kAcquires>(step, where(r), epoch, phase, r, word)) {
+      failed = true;
+    } else if (record_protocol(word) != Protocol::kCode) {
+      report(step, epoch, phase, {kStatusProtocol, r, step.rank, epoch, phase});
+      failed = true;
+    } else {
+      seen(r, word);
+    }
+  }
+  return !__syncthreads_or(failed);
 }
 
 }  // namespace nvep

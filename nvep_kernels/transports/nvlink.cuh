@@ -1,27 +1,21 @@
-// Peer load/store. Dispatch pushes rows and headers into the targets' rank-major buffers; combine exposes partial rows, and
-// the source pulls and sums them. The four phases are device functions, used by split and joined kernels alike.
+// What both protocols do alike over peer load/store: opening a phase, the step record's place, closing D.send.
 #pragma once
-#include "formats/partial.cuh"
 #include "protocols/lane.cuh"
 #include "transports/slots.cuh"
 
 namespace nvep {
 
-struct NvlinkShared {
+struct NvlinkPeers {
   u64 lane_of[config::kRanks];  // this lane in every rank's slice
   u32 active[config::kRanks];   // unmasked
-  u32 count[config::kRanks];    // rows received, by source
-  SlotTile tile;
+  u32 count[config::kRanks];    // rows to expect, by source
 };
 
 constexpr u32 kDispatchRecordBytes = 16;  // two words per source
 
-template <class Protocol, class Partial>
-struct Nvlink {
-  // --- shared by all phases -------------------------------------------------------------------------------------------
-
+struct NvlinkStep {
   // `active` comes from the live mask in D.send, and from the step's snapshot in the other phases.
-  __device__ static void open(const Step& step, const u32* masked, NvlinkShared& shared) {
+  __device__ static void open(const Step& step, const u32* masked, NvlinkPeers& shared) {
     for (u32 r = threadIdx.x; r < config::kRanks; r += blockDim.x) {
       shared.lane_of[r] = step.lane_of(r);
       shared.active[r] = masked[r] == 0;
@@ -31,39 +25,11 @@ struct Nvlink {
 
   __device__ static u32* mask_snapshot(const Step& step) { return step.local_region<u32>(local::kMaskSnapshotOffset); }
 
-  // --- D.send ---------------------------------------------------------------------------------------------------------
-
   // A count on the device cannot be checked before the launch: it is cut here and reported by close_dispatch_send.
   template <class Arguments>
   __device__ static u32 token_count(const Arguments& a) {
     u32 tokens = a.num_tokens_device ? *a.num_tokens_device : a.num_tokens;
     return min(tokens, static_cast<u32>(config::kMaxTokens));
-  }
-
-  template <class Arguments>
-  __device__ static void dispatch_send(const Arguments& a, const Step& step, u32 epoch, NvlinkShared& shared) {
-    u32 tokens = token_count(a);
-    u32 first = static_cast<u32>(static_cast<u64>(tokens) * blockIdx.x / gridDim.x);
-    u32 end = static_cast<u32>(static_cast<u64>(tokens) * (blockIdx.x + 1) / gridDim.x);
-    bool totals = blockIdx.x == gridDim.x - 1;  // the last range ends with the counts of the whole step
-    if (first < end || totals) count_before(a, first, shared.active, shared.tile);
-    for (u32 at = first; at < end; at += kTileTokens) {
-      u32 n = min(kTileTokens, end - at);
-      assign_tile(a, step, at, n, shared.active, shared.tile);
-      __syncthreads();
-      push_headers(a, step, at, n, shared);
-      push_payloads<0>(a, step, at, n, shared);
-      __syncthreads();
-    }
-    u32* sent = step.local_region<u32>(local::kSendCountsOffset);
-    if (totals) {
-      for (u32 r = threadIdx.x; r < config::kRanks; r += blockDim.x) store_relaxed_device(sent + r, shared.tile.count[r]);
-    }
-    bool announced = Protocol::announce(
-        &step.counters()->send_arrivals, shared.active,
-        [&](u32 r) { return make_record(epoch, load_relaxed_device(sent + r), Protocol::kCode); },
-        [&](u32 r) { return dispatch_record(shared.lane_of[r], step.rank, epoch); });
-    if (announced) close_dispatch_send(a, step, epoch, tokens, shared);
   }
 
   __device__ static u64* dispatch_record(u64 lane, u32 source, u32 epoch) {
@@ -73,80 +39,20 @@ struct Nvlink {
   // One thread of the grid: what the later phases read instead of values that may have changed by then.
   template <class Arguments>
   __device__ static void close_dispatch_send(const Arguments& a, const Step& step, u32 epoch, u32 tokens,
-                                             const NvlinkShared& shared) {
+                                             const NvlinkPeers& shared) {
     Counters* counters = step.counters();
     Status* status = reinterpret_cast<Status*>(step.status);
     counters->dispatched = epoch;
     counters->tokens = tokens;
-    u32 invalid = load_relaxed_device(&counters->invalid_ids), dropped = load_relaxed_device(&counters->dropped_tokens);
-    if (invalid) store_relaxed_system(&status->invalid_ids, invalid);
-    if (dropped) store_relaxed_system(&status->dropped_tokens, dropped);
     if (a.num_tokens_device && *a.num_tokens_device > tokens) {
       store_relaxed_system(&status->excess_tokens, *a.num_tokens_device);
     }
     for (u32 r = 0; r < config::kRanks; ++r) mask_snapshot(step)[r] = shared.active[r] ? 0u : 1u;
   }
 
-  template <class Arguments>
-  __device__ static void push_headers(const Arguments& a, const Step& step, u32 first, u32 n, const NvlinkShared& shared) {
-    constexpr u32 per_token = config::kMaxTargets * config::kTopK;
-    for (u32 i = threadIdx.x; i < n * per_token; i += blockDim.x) {
-      u32 token = i / per_token, j = i % per_token / config::kTopK, k = i % config::kTopK;
-      Route route = shared.tile.routes[token][j];
-      if (route.target < 0) continue;
-      u64 entry = (static_cast<u64>(step.rank) * config::kMaxTokens + static_cast<u32>(route.slot)) * config::kTopK + k;
-      u64 lane = shared.lane_of[route.target];
-      store_weak(reinterpret_cast<u32*>(lane + heap::kExpertIdsOffset) + entry, static_cast<u32>(shared.tile.ids[token].id[k]));
-      store_weak(reinterpret_cast<float*>(lane + heap::kExpertWeightsOffset) + entry,
-                 a.expert_weights[(first + token) * config::kTopK + k]);
-    }
-  }
-
-  // Each 16-byte unit is read once and stored to every target of its token.
-  template <u32 kPayload, class Arguments>
-  __device__ static void push_payloads(const Arguments& a, const Step& step, u32 first, u32 n, const NvlinkShared& shared) {
-    if constexpr (kPayload < config::kPayloads) {
-      constexpr u32 bytes = config::payload_bytes(kPayload), units = bytes / 16;
-      const uint4* rows = reinterpret_cast<const uint4*>(a.payloads[kPayload]) + static_cast<u64>(first) * units;
-      const u64 base = config::payload_offset(kPayload) + static_cast<u64>(step.rank) * config::kMaxTokens * bytes;
-      for (u32 i = threadIdx.x; i < n * units; i += blockDim.x) {
-        u32 token = i / units, unit = i % units;
-        const Route* routes = shared.tile.routes[token];
-        if (routes[0].target < 0) continue;
-        uint4 value = rows[i];
-        for (u32 j = 0; j < config::kMaxTargets && routes[j].target >= 0; ++j) {
-          u64 row = shared.lane_of[routes[j].target] + base + static_cast<u64>(routes[j].slot) * bytes;
-          store_weak(reinterpret_cast<uint4*>(row) + unit, value);
-        }
-      }
-      push_payloads<kPayload + 1>(a, step, first, n, shared);
-    }
-  }
-
-  // --- D.recv ---------------------------------------------------------------------------------------------------------
-
-  __device__ static void dispatch_recv(const Step& step, u32 epoch, NvlinkShared& shared) {
-    for (u32 r = threadIdx.x; r < config::kRanks; r += blockDim.x) shared.count[r] = 0;
-    __syncthreads();
-    bool alive = !dead_before(step, epoch, kPhaseDispatch) &&
-                 Protocol::await(
-                     step, epoch, kPhaseDispatch, shared.active,
-                     [&](u32 r) { return dispatch_record(shared.lane_of[step.rank], r, epoch); },
-                     [&](u32 r, u64 word) { shared.count[r] = min(record_count(word), static_cast<u32>(config::kMaxTokens)); });
-    if (!alive) {  // outputs are undefined, but no id may lead anybody to read them
-      __syncthreads();
-      for (u32 r = threadIdx.x; r < config::kRanks; r += blockDim.x) shared.count[r] = 0;
-      __syncthreads();
-    }
-    fill_invalid(step, shared);
-    if (blockIdx.x == 0) {
-      i32* counts = step.local_region<i32>(local::kCountsOffset);
-      for (u32 r = threadIdx.x; r < config::kRanks; r += blockDim.x) counts[r] = static_cast<i32>(shared.count[r]);
-    }
-  }
-
-  __device__ static void fill_invalid(const Step& step, const NvlinkShared& shared) {
-    u32* ids = reinterpret_cast<u32*>(shared.lane_of[step.rank] + heap::kExpertIdsOffset);
+  // Ids of rows that hold no token, so that they lead nobody there.
+  __device__ static void fill_invalid(u64 expert_ids, const NvlinkPeers& shared) {
+    u32* ids = reinterpret_cast<u32*>(expert_ids);
     constexpr u32 per_source = config::kMaxTokens * config::kTopK;
     u32 stride = gridDim.x * blockDim.x;
     for (u32 r = 0; r < config::kRanks; ++r) {
@@ -157,81 +63,16 @@ struct Nvlink {
     }
   }
 
-  // --- C.send ---------------------------------------------------------------------------------------------------------
-
-  template <class Arguments>
-  __device__ static void combine_send(const Arguments& a, const Step& step, u32 epoch, NvlinkShared& shared) {
-    const u64 exposed = shared.lane_of[step.rank] + heap::kPartialRowsOffset;
-    if (a.partial_rows != 0 && a.partial_rows != exposed) copy_partial_rows(a.partial_rows, exposed, step);
-    announce_combine(step, epoch, shared);
-  }
-
-  __device__ static void announce_combine(const Step& step, u32 epoch, const NvlinkShared& shared) {
-    Protocol::announce(
-        &step.counters()->combine_arrivals, shared.active, [&](u32) { return make_record(epoch, 0, Protocol::kCode); },
-        [&](u32 r) { return combine_record(shared.lane_of[r], step.rank); });
-  }
-
-  __device__ static u64* combine_record(u64 lane, u32 source) {
-    return reinterpret_cast<u64*>(lane + heap::kCombineRecordOffset) + source;
-  }
-
-  __device__ static void copy_partial_rows(u64 from, u64 to, const Step& step) {
-    constexpr u64 units = config::kPartialBytes / 16;
-    const i32* counts = step.local_region<i32>(local::kCountsOffset);
-    u32 stride = gridDim.x * blockDim.x;
-    for (u32 r = 0; r < config::kRanks; ++r) {
-      u64 start = static_cast<u64>(r) * config::kMaxTokens * units;
-      const uint4* source = reinterpret_cast<const uint4*>(from) + start;
-      uint4* target = reinterpret_cast<uint4*>(to) + start;
-      u64 n = static_cast<u64>(counts[r]) * units;
-      for (u64 i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += stride) store_weak(target + i, source[i]);
-    }
-  }
-
-  // --- C.recv ---------------------------------------------------------------------------------------------------------
-
-  __device__ static bool await_combine(const Step& step, u32 epoch, u32 phase, const NvlinkShared& shared) {
-    return !dead_before(step, epoch, phase) && Protocol::await(
-                                            step, epoch, phase, shared.active,
-                                            [&](u32 r) { return combine_record(shared.lane_of[step.rank], r); },
-                                            [](u32, u64) {});
-  }
-
-  // Stream order alone makes this safe: only the next D.send reads `completed`.
+  // The end of a step. Stream order alone makes this safe: only the next D.send reads `completed`, and only D.send
+  // counts what it could not send as given.
   __device__ static void complete(const Step& step, u32 epoch) {
-    if (blockIdx.x == 0 && threadIdx.x == 0) step.counters()->completed = epoch;
-  }
-
-  template <class Arguments>
-  __device__ static void combine_recv(const Arguments& a, const Step& step, u32 epoch, const NvlinkShared& shared) {
-    if (await_combine(step, epoch, kPhaseCombine, shared)) pull_and_sum(a, step, shared);
-    complete(step, epoch);
-  }
-
-  // Sum over targets ascending, in float32, rounded once: the order never depends on arrival. -0 is the identity of
-  // addition, so a single partial row comes through unchanged.
-  template <class Arguments>
-  __device__ static void pull_and_sum(const Arguments& a, const Step& step, const NvlinkShared& shared) {
-    constexpr u32 units = config::kPartialBytes / 16;
-    const Route* routes = step.local_region<Route>(local::kRoutesOffset);
-    const u64 base = heap::kPartialRowsOffset + static_cast<u64>(step.rank) * config::kMaxTokens * config::kPartialBytes;
-    uint4* out = reinterpret_cast<uint4*>(a.output);
-    u64 n = static_cast<u64>(step.counters()->tokens) * units;
-    for (u64 i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x) {
-      u32 token = static_cast<u32>(i / units), unit = static_cast<u32>(i % units);
-      const Route* route = routes + static_cast<u64>(token) * config::kMaxTargets;
-      float sum[Partial::kElements];
-#pragma unroll
-      for (int e = 0; e < Partial::kElements; ++e) sum[e] = route[0].target < 0 ? 0.0f : -0.0f;
-#pragma unroll
-      for (u32 j = 0; j < config::kMaxTargets; ++j) {
-        if (route[j].target < 0) break;
-        u64 row = shared.lane_of[route[j].target] + base + static_cast<u64>(route[j].slot) * config::kPartialBytes;
-        Partial::add(sum, load_weak(reinterpret_cast<const uint4*>(row) + unit));
-      }
-      out[i] = Partial::round(sum);
-    }
+    if (blockIdx.x != 0 || threadIdx.x != 0) return;
+    Counters* counters = step.counters();
+    Status* status = reinterpret_cast<Status*>(step.status);
+    counters->completed = epoch;
+    u32 invalid = load_relaxed_device(&counters->invalid_ids), dropped = load_relaxed_device(&counters->dropped_tokens);
+    if (invalid) store_relaxed_system(&status->invalid_ids, invalid);
+    if (dropped) store_relaxed_system(&status->dropped_tokens, dropped);
   }
 };
 

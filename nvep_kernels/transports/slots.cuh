@@ -42,23 +42,32 @@ __device__ inline u32 read_token_ids(const Arguments& a, u32 token, TokenIds& id
   return bad;
 }
 
+// Ranks as bits.
 struct TargetSet {
   u64 bits[kMaskWords];
+
+  __device__ bool has(u32 rank) const { return (bits[rank / 64] >> (rank % 64)) & 1ull; }
+
+  // Members below `rank`: the position of `rank` among a token's targets.
+  __device__ u32 below(u32 rank) const {
+    u32 n = 0;
+#pragma unroll
+    for (u32 w = 0; w < kMaskWords; ++w) {
+      u64 word = w < rank / 64 ? bits[w] : w == rank / 64 ? bits[w] & ((1ull << (rank % 64)) - 1) : 0ull;
+      n += static_cast<u32>(__popcll(word));
+    }
+    return n;
+  }
 };
 
-// Distinct unmasked targets of a token. `dropped` tells whether a masked rank would have received it.
-__device__ inline TargetSet targets_of(const TokenIds& ids, const i32* expert_ranks, const u32* active, bool& dropped) {
+// Distinct ranks that own a token's experts, masked or not.
+__device__ inline TargetSet targets_of(const TokenIds& ids, const i32* expert_ranks) {
   TargetSet set = {};
-  dropped = false;
 #pragma unroll
   for (u32 k = 0; k < config::kTopK; ++k) {
     if (ids.id[k] < 0) continue;
     u32 target = static_cast<u32>(expert_ranks[ids.id[k]]);
-    if (active[target]) {
-      set.bits[target / 64] |= 1ull << (target % 64);
-    } else {
-      dropped = true;
-    }
+    set.bits[target / 64] |= 1ull << (target % 64);
   }
   return set;
 }
@@ -77,13 +86,13 @@ __device__ inline void count_before(const Arguments& a, u32 end, const u32* acti
   __syncthreads();
   for (u32 token = threadIdx.x; token < end; token += blockDim.x) {
     TokenIds ids;
-    bool dropped;
     read_token_ids(a, token, ids);
-    TargetSet set = targets_of(ids, a.expert_ranks, active, dropped);
+    TargetSet set = targets_of(ids, a.expert_ranks);
 #pragma unroll
     for (u32 w = 0; w < kMaskWords; ++w) {
       for (u64 left = set.bits[w]; left != 0; left &= left - 1) {
-        atomicAdd(&tile.count[w * 64 + static_cast<u32>(__ffsll(static_cast<long long>(left))) - 1], 1u);
+        u32 target = w * 64 + static_cast<u32>(__ffsll(static_cast<long long>(left))) - 1;
+        if (active[target]) atomicAdd(&tile.count[target], 1u);
       }
     }
   }
@@ -97,16 +106,16 @@ __device__ inline void assign_tile(const Arguments& a, const Step& step, u32 fir
   u32 lane = threadIdx.x;
   if (lane >= 32) return;
   TargetSet set = {};
+  u32 bad = 0;
+  bool dropped = false;
   if (lane < tokens) {
-    bool dropped;
-    u32 bad = read_token_ids(a, first + lane, tile.ids[lane]);
-    set = targets_of(tile.ids[lane], a.expert_ranks, active, dropped);
-    if (bad) fetch_add_relaxed_device(&step.counters()->invalid_ids, bad);
-    if (dropped) fetch_add_relaxed_device(&step.counters()->dropped_tokens, 1u);
+    bad = read_token_ids(a, first + lane, tile.ids[lane]);
+    set = targets_of(tile.ids[lane], a.expert_ranks);
   }
   u32 next = 0;
   for (u32 target = 0; target < config::kRanks; ++target) {
-    bool sent = (set.bits[target / 64] >> (target % 64)) & 1ull;
+    bool sent = set.has(target) && active[target];
+    dropped |= set.has(target) && !active[target];
     u32 senders = __ballot_sync(0xffffffffu, sent);
     if (sent) {
       u32 before = static_cast<u32>(__popc(senders & ((1u << lane) - 1)));
@@ -116,6 +125,8 @@ __device__ inline void assign_tile(const Arguments& a, const Step& step, u32 fir
     if (lane == 0) tile.count[target] += static_cast<u32>(__popc(senders));
     __syncwarp();
   }
+  if (bad) fetch_add_relaxed_device(&step.counters()->invalid_ids, bad);
+  if (dropped) fetch_add_relaxed_device(&step.counters()->dropped_tokens, 1u);
   if (lane < tokens) {
     Route* kept = step.local_region<Route>(local::kRoutesOffset) + (first + lane) * config::kMaxTargets;
     for (u32 j = 0; j < config::kMaxTargets; ++j) {

@@ -1,4 +1,4 @@
-"""Fence over peer load/store, on the emulated device."""
+"""Both protocols over peer load/store, on the emulated device."""
 
 from nvep.testing.conformance import ExchangeConformance
 from nvep.testing.conformance_failures import FailureConformance
@@ -8,3 +8,9 @@ class TestFenceNvlink(ExchangeConformance, FailureConformance):
     device = "emulated"
     transport = "nvlink"
     protocol = "fence"
+
+
+class TestSentinelNvlink(ExchangeConformance, FailureConformance):
+    device = "emulated"
+    transport = "nvlink"
+    protocol = "sentinel"

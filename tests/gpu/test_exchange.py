@@ -1,4 +1,4 @@
-"""Fence over peer load/store, on a GPU that all ranks of a local group share."""
+"""Both protocols over peer load/store, on a GPU that all ranks of a local group share."""
 
 from nvep.testing.conformance import ExchangeConformance
 from nvep.testing.conformance_failures import FailureConformance
@@ -8,4 +8,11 @@ class TestFenceNvlink(ExchangeConformance, FailureConformance):
     device = "cuda"
     transport = "nvlink"
     protocol = "fence"
+    wide_ranks = 16
+
+
+class TestSentinelNvlink(ExchangeConformance, FailureConformance):
+    device = "cuda"
+    transport = "nvlink"
+    protocol = "sentinel"
     wide_ranks = 16
