@@ -19,13 +19,16 @@ from nvep.config import Settings
 from nvep.runtime import choose_device_kind
 
 DEVICE = choose_device_kind(Settings.from_environment().device)
-EMULATED = [PairCase(2, 16), PairCase(8, 64)]
-CUDA = [PairCase(ranks, tokens) for ranks in (2, 4, 8) for tokens in (1, 8, 32, 128, 512)] + [
-    PairCase(2, tokens) for tokens in (1024, 2048, 4096)
-]
+PROTOCOLS = ("fence", "sentinel")
+EMULATED = [PairCase(ranks, tokens, protocol=p) for ranks, tokens in ((2, 16), (8, 64)) for p in PROTOCOLS]
+SIZES = [(ranks, tokens) for ranks in (2, 4, 8) for tokens in (1, 8, 32, 128, 512)] + [(2, 64), (2, 256), (2, 1024)]
+CUDA = [PairCase(ranks, tokens, protocol=p) for ranks, tokens in SIZES for p in PROTOCOLS]
+CUDA += [PairCase(2, tokens) for tokens in (2048, 4096)]
 
 
-@pytest.mark.parametrize("case", EMULATED if DEVICE == "emulated" else CUDA, ids=lambda c: f"{c.ranks}x{c.tokens}")
+@pytest.mark.parametrize(
+    "case", EMULATED if DEVICE == "emulated" else CUDA, ids=lambda c: f"{c.protocol}-{c.ranks}x{c.tokens}"
+)
 def test_pair(benchmark: Any, case: PairCase) -> None:
     if DEVICE == "emulated":
         case = dataclasses.replace(case, unrolled=2, replays=3)
@@ -33,6 +36,7 @@ def test_pair(benchmark: Any, case: PairCase) -> None:
     benchmark.extra_info.update(dataclasses.asdict(result))
     assert result.remote_rows > 0
     print(
-        f"\n{result.device}: {case.ranks} ranks x {case.tokens} tokens: {result.median_us:.1f} us a pair "
+        f"\n{result.device}, {case.protocol}, {case.ranks} ranks x {case.tokens} tokens: "
+        f"{result.median_us:.1f} us a pair "
         f"(best {result.best_us:.1f}, worst {result.worst_us:.1f}), {result.remote_rows} remote rows"
     )
