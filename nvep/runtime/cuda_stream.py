@@ -12,8 +12,9 @@ from nvep.runtime.cuda_calls import check, core_call
 from nvep.runtime.device import Event, Graph, Stream
 
 _NOT_CAPTURING = driver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
-# Other threads (ranks of a local group) go on allocating while this one captures.
-_CAPTURE_MODE = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+# Other threads (ranks of a local group) go on allocating while this one captures, and Python's garbage collector may
+# free what an earlier exchange left in the thread that captures: stricter modes would fail the capture for it.
+_CAPTURE_MODE = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
 
 
 class CudaEvent(Event):

@@ -89,7 +89,7 @@ def test_torch_reads_in_place(place: Placed, name: str) -> None:
     assert torch_bits(torch, torch.from_dlpack(array[:, 1:3])) == host[:, 1:3].tobytes()
 
 
-@pytest.mark.parametrize("name", COMMON)
+@pytest.mark.parametrize("name", [n for n in COMMON if DTYPES[n].itemsize < 8])  # JAX narrows 64 bits by default
 def test_jax_reads_in_place(place: Placed, name: str) -> None:
     jax = pytest.importorskip("jax")
     host = values(DTYPES[name], (5, 6))
@@ -166,7 +166,7 @@ def test_consumers_wait_for_the_producer(device: CudaDevice, place: Placed, gate
     producer = device.create_stream()
     array = place(np.zeros((64,), np.uint8), producer)
     consumer = module.cuda.Stream() if library == "torch" else module.cuda.Stream(non_blocking=True)
-    read = module.from_dlpack if library == "torch" else module.asarray
+    read = module.from_dlpack  # CuPy's asarray would wait on the host for the stream that the array names
     with module.cuda.stream(consumer) if library == "torch" else consumer:
         assert set((read(array) + 0).tolist()) == {0}  # loads what a held GPU could not load
         gate.hold(producer)
