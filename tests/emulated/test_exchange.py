@@ -2,6 +2,7 @@
 
 from nvep.testing.conformance import ExchangeConformance
 from nvep.testing.conformance_failures import FailureConformance
+from nvep.testing.conformance_protocols import ProtocolConformance
 
 
 class TestFenceNvlink(ExchangeConformance, FailureConformance):
@@ -14,3 +15,8 @@ class TestSentinelNvlink(ExchangeConformance, FailureConformance):
     device = "emulated"
     transport = "nvlink"
     protocol = "sentinel"
+
+
+class TestBothProtocolsNvlink(ProtocolConformance):
+    device = "emulated"
+    transport = "nvlink"

@@ -2,6 +2,7 @@
 
 from nvep.testing.conformance import ExchangeConformance
 from nvep.testing.conformance_failures import FailureConformance
+from nvep.testing.conformance_protocols import ProtocolConformance
 
 
 class TestFenceNvlink(ExchangeConformance, FailureConformance):
@@ -16,3 +17,8 @@ class TestSentinelNvlink(ExchangeConformance, FailureConformance):
     transport = "nvlink"
     protocol = "sentinel"
     wide_ranks = 16
+
+
+class TestBothProtocolsNvlink(ProtocolConformance):
+    device = "cuda"
+    transport = "nvlink"
