@@ -1,7 +1,10 @@
 // Emulated twins of primitives/memory.cuh. Scopes collapse: every access is visible to all threads and processes
-// that map the memory. Included by primitives/memory.cuh only.
+// that map the memory. Included by primitives/memory.cuh only. Under simulation the memory model takes their place.
 #pragma once
 
+#ifdef NVEP_SIMULATED
+#include "emulator/simulation/memory.cuh"
+#else
 #include "primitives/types.cuh"
 
 namespace nvep {
@@ -75,3 +78,5 @@ inline void fence_acq_rel_device() {
 }
 
 }  // namespace nvep
+
+#endif

@@ -1,0 +1,132 @@
+// What the model leaves open, decided by the rules of a written schedule first and by chance otherwise; reports.
+#include <stdio.h>
+
+#include "emulator/simulation/simulation.h"
+
+namespace nvep {
+namespace simulated {
+
+Sim::Sim(const Options& given)
+    : options(given), random(given.seed), views(given.slots), memory(views, *this), trace(given.trace) {
+  least = static_cast<u32*>(calloc(given.slots, sizeof(u32)));
+  if (!least) abort();
+}
+
+namespace {
+
+void free_work(Work& work) {
+  free(work.data);
+  free(work.name);
+}
+
+// Threads that never ended keep their stacks until the set that lent them is destroyed.
+void free_stream(Sim& sim, Queue* stream) {
+  for (Run* run : stream->runs)
+    if (run) destroy_run(run);
+  for (u32 i = 0; i < stream->work.size; ++i) free_work(stream->work[i]);
+  stream->work.free_all();
+  free(stream->epochs);
+  sim.views.release(stream->view);
+  sim.views.release(stream->axiom);
+  free(stream);
+}
+
+}  // namespace
+
+Sim::~Sim() {
+  for (u32 s = 0; s < streams.size; ++s) free_stream(*this, streams[s]);
+  for (u32 e = 0; e < edges.size; ++e) {
+    views.release(edges[e]->view);
+    views.release(edges[e]->axiom);
+    free(edges[e]);
+  }
+  for (u32 r = 0; r < ranks.size; ++r) {
+    ranks[r].ready.free_all();
+    ranks[r].spinning.free_all();
+  }
+  for (u32 i = 0; i < spare_shared.size; ++i) free(spare_shared[i]);
+  ranks.free_all();
+  streams.free_all();
+  edges.free_all();
+  held.free_all();
+  records.free_all();
+  spare_shared.free_all();
+  free(least);
+}
+
+Queue* Sim::add_stream(u32 rank) {
+  while (ranks.size <= rank) {
+    const u32 weight = options.pause ? 1u << (2 * random.below(3)) : 1;
+    ranks.push({{}, {}, 0, weight});
+  }
+  const u32 positions = 2 * options.blocks;
+  if (slots_used + 1 + positions > options.slots) return nullptr;
+  auto* stream = static_cast<Queue*>(calloc(1, sizeof(Queue)));
+  if (!stream) abort();
+  stream->sim = this;
+  stream->index = streams.size;
+  stream->rank = rank;
+  stream->copy_slot = slots_used;
+  stream->first_slot = slots_used + 1;
+  stream->copy_epoch = 1;
+  slots_used += 1 + positions;
+  stream->epochs = static_cast<u32*>(malloc(positions * sizeof(u32)));
+  if (!stream->epochs) abort();
+  stream->view = views.fresh();
+  stream->view->clock[stream->copy_slot] = 1;
+  for (u32 i = 0; i < positions; ++i) stream->epochs[i] = stream->view->clock[stream->first_slot + i] = 1;
+  streams.push(stream);
+  return stream;
+}
+
+u32 Sim::older(const Actor& actor, Site site, u32 count) {
+  const u32 line = static_cast<u32>(site.line);
+  const bool bounded = running && thread_of_fiber(running)->polls >= options.spin_bound;
+  if (fresh || bounded)
+    distance = 0;
+  else if (rules.any() && rules.apply(Directive::kStale, actor.rank, actor.block, actor.thread, site.file, line))
+    distance = count;
+  else if (random.chance(options.stale))
+    distance = random.chance(512) ? count : random.below(count + 1);
+  else
+    distance = 0;
+  return distance;
+}
+
+u32 Sim::earlier(const Actor& actor, Site site, u32 count) {
+  const u32 line = static_cast<u32>(site.line);
+  if (rules.any() && rules.apply(Directive::kEarly, actor.rank, actor.block, actor.thread, site.file, line))
+    distance = count;
+  else if (random.chance(options.early))
+    distance = random.chance(512) ? count : random.below(count + 1);
+  else
+    distance = 0;
+  return distance;
+}
+
+namespace {
+
+const Queue* stream_of_slot(const Sim& sim, u32 slot) {
+  for (u32 s = 0; s < sim.streams.size; ++s) {
+    const Queue* stream = sim.streams[s];
+    if (slot >= stream->copy_slot && slot < stream->first_slot + 2 * sim.options.blocks) return stream;
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+void Sim::conflict(const Actor& actor, Site site, u64 address, const char* what, const Mark& other) {
+  const u32 slot = slot_of(other.stamp);
+  const Queue* stream = stream_of_slot(*this, slot);
+  const bool copy = stream && slot == stream->copy_slot;
+  const u32 block = stream && !copy ? (slot - stream->first_slot) % options.blocks : 0;
+  trace.note(actor, Did::kConflict, address, 0, site, 0, 0);
+  fail("data race at 0x%llx: %s: rank %u block %u thread %u at %s:%d (%s) meets rank %u block %u thread %u at %s:%d",
+       address, what, actor.rank, actor.block, actor.thread, site.file, site.line, actor.kernel,
+       stream ? stream->rank : 0, block, thread_of(other.stamp), other.site.file ? other.site.file : "start",
+       other.site.line);
+}
+
+}  // namespace simulated
+}  // namespace nvep
