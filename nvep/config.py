@@ -14,7 +14,6 @@ from nvep.errors import ArgumentError
 INVALID_EXPERT = -1
 PARTIAL_ELEMENT_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 PROTOCOLS = ("fence", "sentinel")
-LARGEST_SENTINEL_STEP = 256  # tokens a rank up to which "auto" chooses sentinel
 TRANSPORTS = ("nvlink",)
 ROW_ALIGNMENT = 16
 MAX_TOKENS_LIMIT = 1 << 20
@@ -247,10 +246,8 @@ class ExchangeConfig:
 
     @property
     def protocols(self) -> tuple[str, ...]:
-        """Protocols whose memory and kernels are planned, the first step's first."""
-        if self.protocol != "auto":
-            return (self.protocol,)
-        return PROTOCOLS if self.max_tokens > LARGEST_SENTINEL_STEP else PROTOCOLS[::-1]
+        """Protocols whose memory and kernels are planned."""
+        return PROTOCOLS if self.protocol == "auto" else (self.protocol,)
 
     @property
     def payload_bytes(self) -> tuple[int, ...]:

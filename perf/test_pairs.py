@@ -6,16 +6,12 @@ On the emulated device only the relation between cases means anything.
 from __future__ import annotations
 
 import dataclasses
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-from cases import PairCase, time_pairs
-
 from nvep.config import Settings
+from nvep.exchange.timing import PairCase, time_pairs
 from nvep.runtime import choose_device_kind
 
 DEVICE = choose_device_kind(Settings.from_environment().device)

@@ -28,6 +28,7 @@ from nvep.cli.demo_model import (
 from nvep.cli.demo_report import page
 from nvep.cli.demo_results import DemoResult, RankRecord
 from nvep.cli.launch import open_groups_and_run
+from nvep.config import PROTOCOLS
 from nvep.errors import ArgumentError
 from nvep.group import RankGroup
 
@@ -40,6 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tokens", type=int, default=120, metavar="N", help="bytes to add to each prompt (default 120)"
     )
+    parser.add_argument("--protocol", choices=(*PROTOCOLS, "auto"), default=PROTOCOLS[0])
     parser.add_argument("--sabotage", action="store_true", help="flip one bit that was exchanged: it must be noticed")
     parser.add_argument("--record-routing", metavar="OUT", help="write the routers' choices as JSONL")
     parser.add_argument("--html", metavar="OUT", help="write a page with traffic, load, step times and texts")
@@ -96,7 +98,13 @@ class Demo:
 
         with ExitStack() as stack:
             experts = stack.enter_context(
-                ExpertParallel(group, model.weights, max_tokens=MAX_TOKENS, sabotage=self._options.sabotage)
+                ExpertParallel(
+                    group,
+                    model.weights,
+                    max_tokens=MAX_TOKENS,
+                    protocol=self._options.protocol,
+                    sabotage=self._options.sabotage,
+                )
             )
             if self._options.sabotage:  # it makes numbers infinite, which is no news then
                 stack.enter_context(np.errstate(all="ignore"))

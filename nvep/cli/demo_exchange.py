@@ -62,18 +62,34 @@ class ExpertParallel:
         The whole model; each rank's device gets its own experts.
     max_tokens : int
         Most rows of this rank in a call.
+    protocol : str
+        As in `ExchangeConfig`.
     sabotage : bool
         On the rank that owns the last expert, flip one bit of the first row it receives, between dispatch and experts.
     """
 
-    def __init__(self, group: RankGroup, weights: ModelWeights, *, max_tokens: int, sabotage: bool = False) -> None:
+    def __init__(
+        self,
+        group: RankGroup,
+        weights: ModelWeights,
+        *,
+        max_tokens: int,
+        protocol: str = "fence",
+        sabotage: bool = False,
+    ) -> None:
         shape = weights.shape
+        options: dict[str, Any] = {
+            "top_k": shape.top_k,
+            "max_tokens": max_tokens,
+            "partial_format": "fp32",
+            "protocol": protocol,
+        }
         self._resources = ExitStack()
         self._layers: list[MoELayer] = []
         try:
             for layer in weights.layers:
                 experts = MoEWeights(layer.experts.gate, layer.experts.up, layer.experts.down)
-                moe = MoELayer(group, experts, top_k=shape.top_k, max_tokens=max_tokens, partial_format="fp32")
+                moe = MoELayer(group, experts, max_tokens=max_tokens, **options)
                 self._layers.append(self._resources.enter_context(moe))
         except BaseException:
             self._resources.close()
@@ -122,21 +138,19 @@ class ExpertParallel:
 
     def _count_arrivals(self, layer: int, arrivals: Arrivals) -> None:
         """Read counts and headers from the receive buffers, while they still belong to this step."""
-        counts = arrivals.counts.numpy().astype(np.int64)
-        self.traffic.received.append(counts)
-        headers = arrivals.expert_ids.numpy()
-        slots = np.arange(self.config.max_tokens) < counts[:, None]
-        ids = headers[slots]
+        occupied = arrivals.occupied()
+        self.traffic.received.append(occupied.sum(axis=1, dtype=np.int64))
+        ids = arrivals.expert_ids.numpy()[occupied]
         mine = ids[(ids >= 0) & (self._expert_ranks[ids] == self._rank)]
         self.traffic.load[layer] += np.bincount(mine, minlength=self.config.num_experts)
 
     def _flip(self, arrivals: Arrivals, exchange: Exchange) -> None:
-        sources = np.flatnonzero(arrivals.counts.numpy())
-        if not len(sources):
+        rows = np.argwhere(arrivals.occupied())
+        if not len(rows):
             return
         self._sabotage = False
-        source = int(sources[0])
-        row = arrivals.rows[source, 0]
+        source, slot = (int(i) for i in rows[0])
+        row = arrivals.rows[source, slot]
         elements = row.numpy().view(np.uint16)
         index = int(np.flatnonzero((elements & 0x7FFF) < BF16_TWO)[0])  # a number below 2, which becomes enormous
         high = np.array([(int(elements[index]) >> 8) ^ BF16_EXPONENT_TOP], np.uint8)

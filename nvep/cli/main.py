@@ -20,6 +20,7 @@ COMMANDS = {
     "demo": ("nvep.cli.demo", "generate text with a mixture-of-experts model over several ranks and check it"),
     "replay": ("nvep.cli.replay", "send a recorded router log through an exchange and check every row"),
     "info": ("nvep.cli.info", "show devices, links, MPI, compilers, versions, and the heap of a configuration"),
+    "tune": ("nvep.cli.tune", "measure up to which size Sentinel is the faster protocol on this machine"),
     "compile": ("nvep.cli.compile", "compile every kernel for GPU architectures; needs no GPU"),
 }
 ERROR_STATUS = 2

@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--hidden", type=int, default=2048, help="bf16 elements of a row (default 2048)")
     parser.add_argument("--tokens-per-step", type=int, default=128, metavar="N", help="most tokens of a rank in a step")
     parser.add_argument("--transport", choices=TRANSPORTS, default=TRANSPORTS[0])
-    parser.add_argument("--protocol", choices=PROTOCOLS, default=PROTOCOLS[0])
+    parser.add_argument("--protocol", choices=(*PROTOCOLS, "auto"), default=PROTOCOLS[0])
     parser.add_argument(
         "--placement", default="contiguous", metavar="contiguous|round-robin|FILE",
         help="which rank owns which expert; FILE holds a rank for each expert, as JSON list or separated by spaces",

@@ -213,6 +213,8 @@ class RankReplay:
         exchange.synchronize()
         result.step_ms.append(_milliseconds(events))
         rows, ids, weights, counts = (copy.numpy() for copy in buffers.copies)
+        if arrivals.protocol == "sentinel":
+            rows, ids, weights, counts = _compact(rows, ids, weights)
         return Received(rows, ids, weights, counts, output.numpy())
 
     def _account(self, sources: list[RankTokens], received: Received, step: int, result: RankResult) -> None:
@@ -233,3 +235,11 @@ def _milliseconds(events: list[Event]) -> float:
     """From first to last event, without the copy between the two in the middle."""
     start, computed, copied, end = events
     return computed.elapsed_ms(start) + end.elapsed_ms(copied)
+
+
+def _compact(rows: np.ndarray, ids: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Sentinel's arrivals as Fence would show them: rows that hold a token first, in token order, and their number."""
+    occupied = (ids >= 0).any(axis=-1)
+    order = np.argsort(~occupied, axis=1, kind="stable")[..., None]
+    moved = (np.take_along_axis(array, order, axis=1) for array in (rows, ids, weights))
+    return (*moved, occupied.sum(axis=1, dtype=np.int32))

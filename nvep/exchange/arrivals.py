@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from nvep.arrays import DeviceArray
 
 
@@ -48,3 +50,13 @@ class Arrivals:
     def rows(self) -> DeviceArray:
         """The first payload."""
         return self.payloads[0]
+
+    def occupied(self) -> np.ndarray:
+        """Which rows hold a token, read from the headers after waiting for the stream.
+
+        Returns
+        -------
+        numpy.ndarray
+            bool ``[ranks, max_tokens]`` on the host.
+        """
+        return np.asarray((self.expert_ids.numpy() >= 0).any(axis=-1))

@@ -18,6 +18,7 @@ from nvep.exchange.kernels import ExchangeKernels
 from nvep.exchange.lane import Lane
 from nvep.exchange.memory import ExchangeMemory
 from nvep.exchange.plan import Plan
+from nvep.exchange.tuning import choose_protocol
 from nvep.exchange.views import lane_arguments, view_arrivals
 from nvep.group import RankGroup
 from nvep.protocols import PROTOCOLS
@@ -72,7 +73,7 @@ class Exchange:
             {protocol: view_arrivals(self.memory, i, protocol, owner) for protocol in config.protocols}
             for i, owner in enumerate(self._owners)
         ]
-        self._protocol = config.protocols[0]
+        self._protocol = choose_protocol(config, group)
         self._mask = np.zeros(group.size, dtype=bool)
 
     # --- dispatch ---------------------------------------------------------------------------------------------------

@@ -362,7 +362,7 @@ class _GraphInputs:
         source = step.sources[self._rank]
         count = len(source.expert_ids)
         arrays = (*self.tokens, self.count, self.partial)
-        values = (
+        values: tuple[np.ndarray, ...] = (
             source.payloads[0],
             source.expert_ids,
             source.expert_weights,

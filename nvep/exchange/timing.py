@@ -1,4 +1,4 @@
-"""What is timed, and how: pairs of dispatch and combine, unrolled in one graph, the slowest rank of each replay."""
+"""How an exchange is timed: pairs of dispatch and combine, unrolled in one graph, the slowest rank of each replay."""
 
 from __future__ import annotations
 
@@ -55,10 +55,16 @@ class PairResult:
 
 
 def time_pairs(case: PairCase, *, device: str) -> PairResult:
-    """Time dispatch + combine back to back, with no expert work between them.
+    """Time dispatch + combine of a local group, back to back, with no expert work between them."""
+    results: list[PairResult] = run_local(lambda group: time_group(group, case), case.ranks, device=device)
+    return results[0]
+
+
+def time_group(group: RankGroup, case: PairCase) -> PairResult:
+    """The same on the ranks of a group, which all get the result (collective; ``case.ranks`` is the group's size).
 
     Every replay starts behind an untimed step, which brings the ranks to the same point. Partial rows are read in
-    place from the exposed buffer.
+    place.
     """
     config = ExchangeConfig(
         num_experts=case.experts,
@@ -68,11 +74,12 @@ def time_pairs(case: PairCase, *, device: str) -> PairResult:
         protocol=case.protocol,
         deadline=20.0,
     )
-    per_rank = run_local(lambda group: _time_rank(group, config, case), case.ranks, device=device)
-    slowest = [max(times) for times in zip(*(r[0] for r in per_rank), strict=True)]
-    remote = sum(r[1] for r in per_rank)
+    times, remote_rows = _time_rank(group, config, case)
+    gathered = group.allgather((times, remote_rows))
+    slowest = [max(replay) for replay in zip(*(times for times, _ in gathered), strict=True)]
+    remote = sum(rows for _, rows in gathered)
     return PairResult(
-        device=per_rank[0][2],
+        device=group.device.name,
         median_us=statistics.median(slowest),
         best_us=min(slowest),
         worst_us=max(slowest),
@@ -81,7 +88,7 @@ def time_pairs(case: PairCase, *, device: str) -> PairResult:
     )
 
 
-def _time_rank(group: RankGroup, config: ExchangeConfig, case: PairCase) -> tuple[list[float], int, str]:
+def _time_rank(group: RankGroup, config: ExchangeConfig, case: PairCase) -> tuple[list[float], int]:
     device = group.device
     rng = np.random.default_rng(group.rank)
     rows = rng.integers(0, 1 << 16, (case.tokens, case.hidden), dtype=np.uint16)
@@ -114,7 +121,7 @@ def _time_rank(group: RankGroup, config: ExchangeConfig, case: PairCase) -> tupl
             memory.free()
     owners = config.expert_ranks(group.size)[ids]
     remote = sum(len(set(row)) - (group.rank in row) for row in owners.tolist())
-    return times[2:], remote, device.name
+    return times[2:], remote
 
 
 def _on_device(exchange: Exchange, array: np.ndarray) -> tuple[DeviceArray, Any]:
