@@ -163,8 +163,9 @@ OUTPUT: dict[str, Bad] = {
     "read-only": bad("out", FROZEN, ArgumentError, r": got 'a read-only array'; allowed: a writable array"),
     "freed": bad("out", expired(OUT), ExchangeClosed, r": its memory was freed"),
 }
+NOT_ITS_ARRIVALS = r": got .*; allowed: what dispatch of this exchange returned"
 ARRIVALS: dict[str, Bad] = {
-    "none": bad("arrivals", None, ArgumentError, r": got .*; allowed: what dispatch of this exchange returned"),
-    "rows": bad("arrivals", ROWS, ArgumentError, r": got .*; allowed: what dispatch of this exchange returned"),
-    "of another exchange": bad("arrivals", "another exchange's", ArgumentError, r": got .*; allowed: what dispatch of this exchange returned"),
+    "none": bad("arrivals", None, ArgumentError, NOT_ITS_ARRIVALS),
+    "rows": bad("arrivals", ROWS, ArgumentError, NOT_ITS_ARRIVALS),
+    "of another exchange": bad("arrivals", "another exchange's", ArgumentError, NOT_ITS_ARRIVALS),
 }
