@@ -164,6 +164,7 @@ OUTPUT: dict[str, Bad] = {
     "freed": bad("out", expired(OUT), ExchangeClosed, r": its memory was freed"),
 }
 NOT_ITS_ARRIVALS = r": got .*; allowed: what dispatch of this exchange returned"
+FOREIGN = r": got .*; allowed: what dispatch of this exchange returned"
 ARRIVALS: dict[str, Bad] = {
     "none": bad("arrivals", None, ArgumentError, NOT_ITS_ARRIVALS),
     "rows": bad("arrivals", ROWS, ArgumentError, NOT_ITS_ARRIVALS),
