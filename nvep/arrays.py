@@ -283,11 +283,11 @@ class DeviceArray:
         if self.contiguous:
             host = np.empty(self.shape, self.dtype)
             if host.size:
-                self.device.copy_out(host, self._address, self.owner.stream)
+                self.device.copy_out(host, self._address, self.device.as_stream(self.owner.stream))
             return host
         span = sum((n - 1) * s for n, s in zip(self.shape, self.strides)) + self.dtype.itemsize
         raw = np.empty(span, np.uint8)
-        self.device.copy_out(raw, self._address, self.owner.stream)
+        self.device.copy_out(raw, self._address, self.device.as_stream(self.owner.stream))
         return np.array(np.ndarray(self.shape, self.dtype, raw, strides=self.strides), order="C")
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
