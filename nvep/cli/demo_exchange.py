@@ -80,7 +80,6 @@ class ExpertParallel:
         shape = weights.shape
         options: dict[str, Any] = {
             "top_k": shape.top_k,
-            "max_tokens": max_tokens,
             "partial_format": "fp32",
             "protocol": protocol,
         }
