@@ -334,8 +334,8 @@ class Exchange:
         if self._closed:
             return
         reported = self.memory.status.error()
-        if self._failure is not None and reported is None:
-            self.memory.poison_peers()  # or they would wait for this rank until their deadline
+        if self._failure is not None and (reported is None or isinstance(reported, ArgumentError)):
+            self.memory.poison_peers()  # or they, who know nothing of it, would wait for this rank until their deadline
         try:
             self.drain()
         finally:

@@ -34,10 +34,9 @@ class Statistics:
 class StatusBoard:
     """One status record per lane, written by kernels, read by the host without waiting for anything."""
 
-    def __init__(self, device: Device, lanes: int, max_tokens: int) -> None:
+    def __init__(self, device: Device, lanes: int) -> None:
         self._memory: HostMemory = device.allocate_host(lanes * STATUS_BYTES)
         self._words = self._memory.view(np.uint32, (lanes, STATUS_BYTES // 4))
-        self._max_tokens = max_tokens
 
     def address(self, lane: int) -> int:
         """Device address of a lane's record."""
@@ -53,7 +52,7 @@ class StatusBoard:
         for lane in range(self._words.shape[0]):
             excess = self._field(lane, "excess_tokens")
             if excess:
-                return ArgumentError("num_tokens", excess, f"at most max_tokens = {self._max_tokens}")
+                return ArgumentError("num_tokens", excess, "at most the rows of tokens")
             code = self._field(lane, "code")
             if code == 0:
                 continue

@@ -43,7 +43,7 @@ class ExchangeMemory:
     def _allocate(self) -> None:
         config, ranks = self.plan.config, self._group.size
         device = self.device
-        self.status = StatusBoard(device, config.lanes, config.max_tokens)
+        self.status = StatusBoard(device, config.lanes)
         self._resources.callback(self.status.free)
         self.local = self._own(device.allocate(self.plan.local.nbytes))
         self.mask = self._own(device.allocate(ranks * 4))

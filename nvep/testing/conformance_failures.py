@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import pytest
 
 from nvep import errors
-from nvep.exchange import Exchange
+from nvep.arrays import ArrayOwner, DeviceArray
+from nvep.exchange import Arrivals, Exchange
 from nvep.group import RankGroup
 from nvep.testing.backend import Backend
 from nvep.testing.steps import Step, random_step
@@ -116,3 +120,38 @@ class FailureConformance(Backend):
 
         with pytest.raises(ValueError, match="expert of rank 1"):
             self.run(main, 3)
+
+    def test_count_on_the_device_beyond_the_rows(self) -> None:
+        config = self.config(deadline=1000.0)
+
+        def main(group: RankGroup) -> list[int]:
+            with Exchange(group, config) as exchange:
+                step = random_step((67,), config, group.size, counts=[5] * group.size)
+                source = step.sources[group.rank]
+                memory = exchange.device.allocate(4)
+                stream = exchange.device.default_stream
+                exchange.device.copy_in(memory.address, np.array([9 if group.rank == 1 else 4], np.uint32), stream)
+                count = DeviceArray(memory.address, (1,), np.uint32, owner=ArrayOwner(exchange.device))
+                inputs = (source.payloads[0], source.expert_ids, source.expert_weights)
+                arrivals = exchange.dispatch(*inputs, num_tokens=count)
+                taken: list[int] = arrivals.counts.numpy().tolist()
+                if group.rank == 1:
+                    with pytest.raises(errors.ArgumentError, match="num_tokens: got 9; allowed: at most the rows"):
+                        exchange.synchronize()
+                else:
+                    with pytest.raises(errors.PeerLeft, match="rank 1 left"):
+                        self._go_on(exchange, arrivals, inputs)
+            memory.free()
+            return taken
+
+        rows = self.run(main, 3)
+        if self.protocol == "sentinel":  # the counts of Fence depend on the routing
+            assert rows == [[4, 5, 4]] * 3
+
+    @staticmethod
+    def _go_on(exchange: Exchange, arrivals: Arrivals, inputs: tuple[Any, ...]) -> None:
+        """End the step and run another."""
+        exchange.release(arrivals)
+        exchange.synchronize()
+        exchange.dispatch(*inputs)
+        exchange.synchronize()

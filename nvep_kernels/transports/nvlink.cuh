@@ -25,11 +25,11 @@ struct NvlinkStep {
 
   __device__ static u32* mask_snapshot(const Step& step) { return step.local_region<u32>(local::kMaskSnapshotOffset); }
 
-  // A count on the device cannot be checked before the launch: it is cut here and reported by close_dispatch_send.
+  // A count on the device cannot be checked before the launch: it is cut to the rows of the arrays here and reported by
+  // close_dispatch_send.
   template <class Arguments>
   __device__ static u32 token_count(const Arguments& a) {
-    u32 tokens = a.num_tokens_device ? *a.num_tokens_device : a.num_tokens;
-    return min(tokens, static_cast<u32>(config::kMaxTokens));
+    return a.num_tokens_device ? min(*a.num_tokens_device, a.num_tokens) : a.num_tokens;
   }
 
   __device__ static u64* dispatch_record(u64 lane, u32 source, u32 epoch) {
