@@ -84,9 +84,8 @@ class MoELayer:
         device, config = self.group.device, self.exchange.config
         _, intermediate, hidden = arrays[0].shape
         self._rows = InputSpec("x", (partial_dtype("bf16"),), (("tokens", config.max_tokens), hidden), alignment=16)
-        shape = ExpertShape(
-            self.group.size * config.max_tokens, config.top_k, hidden, intermediate, config.partial_format
-        )
+        rows = self.group.size * config.max_tokens
+        shape = ExpertShape(rows, config.top_k, hidden, intermediate, config.partial_format, config.lanes)
         ranks = config.expert_ranks(self.group.size)
         local = LocalExperts(device, arrays, local_index(ranks, self.group.rank))
         self._resources.callback(local.close)

@@ -41,6 +41,32 @@ def test_two_layers() -> None:
     checks.check_two_layers(DEVICE)
 
 
+def test_lanes_compute_at_once() -> None:
+    """Two steps in flight on two streams: neither may see what the other's experts compute in between."""
+    case = MoECase(2, 6, 3, hidden=256, intermediate=128)
+
+    def body(layer: MoELayer, weights: MoEWeights) -> None:
+        exchange, rank = layer.exchange, layer.group.rank
+        streams = [exchange.device.create_stream() for _ in range(2)]
+        for index in range(8):
+            steps = [case.step(2 * index + lane)[rank] for lane in range(2)]
+            arrivals = [
+                exchange.dispatch(checks.rows_of(t), t.expert_ids, t.expert_weights, lane=lane, stream=streams[lane])
+                for lane, t in enumerate(steps)
+            ]
+            partial_rows = [layer.experts(a, stream=streams[a.lane]) for a in arrivals]
+            outputs = [
+                exchange.combine(rows, a, stream=streams[a.lane])
+                for rows, a in zip(partial_rows, arrivals, strict=True)
+            ]
+            for lane, output in enumerate(outputs):
+                exchange.synchronize(streams[lane])
+                where = f"rank {rank}, step {index}, lane {lane}"
+                checks.check_output(output.numpy(), steps[lane], case, weights, where)
+
+    checks.run(case, DEVICE, body, lanes=2)
+
+
 # --- the bounds themselves --------------------------------------------------------------------------------------------
 
 

@@ -27,6 +27,8 @@ class ExpertShape:
         Elements of a row, and of an expert's inner activation.
     partial_format : str
         Element type of partial rows.
+    lanes : int
+        Steps whose expert compute may run at once.
     """
 
     rows: int
@@ -34,6 +36,7 @@ class ExpertShape:
     hidden: int
     intermediate: int
     partial_format: str
+    lanes: int = 1
 
 
 class GroupedGemm(ABC):
@@ -58,7 +61,10 @@ class GroupedGemm(ABC):
 
     @abstractmethod
     def run(self, arrivals: Arrivals, partial_rows: DeviceArray, stream: Stream) -> None:
-        """Enqueue both projections: every row with a local expert gets its partial row, others are left as they are."""
+        """Enqueue both projections: every row with a local expert gets its partial row, others are left as they are.
+
+        Calls for one lane run in order; those for different lanes may overlap on the device.
+        """
 
     @abstractmethod
     def close(self) -> None:

@@ -56,9 +56,9 @@ class PlainGroupedGemm(GroupedGemm):
     def __init__(self, device: Device, shape: ExpertShape, experts: LocalExperts) -> None:
         super().__init__(device, shape, experts)
         self._kernels = device.load_all(plain_kernels(shape))
-        self._intermediate = device.allocate(shape.rows * shape.top_k * shape.intermediate * 2)
+        self._lane_bytes = shape.rows * shape.top_k * shape.intermediate * 2
+        self._intermediate = device.allocate(shape.lanes * self._lane_bytes)
         self._arguments = EXPERT_ARGUMENTS.new(
-            intermediate=self._intermediate.address,
             local_experts=experts.index.address,
             gate=experts.gate.address,
             up=experts.up.address,
@@ -69,6 +69,7 @@ class PlainGroupedGemm(GroupedGemm):
 
     def run(self, arrivals: Arrivals, partial_rows: DeviceArray, stream: Stream) -> None:
         arguments = self._arguments
+        arguments.intermediate = self._intermediate.address + arrivals.lane * self._lane_bytes
         arguments.rows = arrivals.rows.address
         arguments.expert_ids = arrivals.expert_ids.address
         arguments.expert_weights = arrivals.expert_weights.address
