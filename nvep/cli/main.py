@@ -21,6 +21,7 @@ COMMANDS = {
     "replay": ("nvep.cli.replay", "send a recorded router log through an exchange and check every row"),
     "info": ("nvep.cli.info", "show devices, links, MPI, compilers, versions, and the heap of a configuration"),
     "tune": ("nvep.cli.tune", "measure up to which size Sentinel is the faster protocol on this machine"),
+    "simulate": ("nvep.cli.simulate", "run exchanges under a weak memory model from seeds, or find planted bugs"),
     "compile": ("nvep.cli.compile", "compile every kernel for GPU architectures; needs no GPU"),
 }
 ERROR_STATUS = 2

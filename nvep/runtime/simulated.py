@@ -30,6 +30,7 @@ from nvep.runtime.simulated_library import (
 from nvep.runtime.source import KernelSource
 
 _handles = itertools.count(0x73696D01)
+_SHAPE = LaunchShape(2, 64)
 _DIRECTIVES = {"late": 1, "stale": 2, "early": 3}
 
 
@@ -121,7 +122,7 @@ class SimulationOptions:
     chance: Chance = field(default_factory=Chance)
     rules: tuple[Rule, ...] = ()
     trace: int = 4096
-    jump_ns: int = 1_000_000_000
+    jump_ns: int = 100_000_000
     budget: int = 50_000_000
 
 
@@ -172,6 +173,10 @@ class Simulation:
     def axiom_records(self, address: int, nbytes: int) -> None:
         """Words here are records of which the axiom of completed grids speaks."""
         self._calls.nvep_sim_records(self._sim, address, nbytes)
+
+    def alarm(self, address: int) -> None:
+        """The first update of the word at ``address`` is the last event kept: what follows only spreads the news."""
+        self._calls.nvep_sim_alarm(self._sim, address)
 
     def run(self, stream: int | None = None) -> None:
         """Run until ``stream``, or everything, has ended.
@@ -266,20 +271,21 @@ class SimulatedDevice(Device):
         Shared by all ranks.
     rank : int
         Whose device it is: accesses of device scope meet only those of the same rank.
-    threads, blocks : int
-        Launch shape of exchange kernels.
+    shape : LaunchShape
+        Of exchange kernels; ``dependent`` makes every kernel a dependent of the one launched before it.
     """
 
     kind = "emulated"
     ordinal = 0
     multiprocessors = 1
 
-    def __init__(self, simulation: Simulation, rank: int, *, threads: int = 64, blocks: int = 2) -> None:
+    def __init__(self, simulation: Simulation, rank: int, *, shape: LaunchShape = _SHAPE) -> None:
         self.name = f"simulated on {platform.machine()}"
         self.simulation = simulation
         self.rank = rank
-        self.default_threads = threads
-        self.default_blocks = blocks
+        self.default_threads = shape.threads
+        self.default_blocks = shape.blocks
+        self._dependent = shape.dependent
         self._default = SimulatedStream(simulation, rank)
         self._calls = simulation.library.calls
 
@@ -352,8 +358,9 @@ class SimulatedDevice(Device):
             raise DeviceError("the simulation has not started")
         data = bytes(arguments)
         launch = CLaunch(
-            kernel.entry, data, len(data), kernel.source.name.encode(), shape.blocks, shape.threads, shape.dependent
-        )
+            kernel.entry, data, len(data), kernel.source.name.encode(), shape.blocks, shape.threads,
+            shape.dependent or self._dependent,
+        )  # fmt: skip
         if self._calls.nvep_sim_launch(self.as_stream(stream).queue, ctypes.byref(launch)):
             raise ArgumentError("shape.blocks", shape.blocks, f"at most {self.simulation.options.blocks}")
 

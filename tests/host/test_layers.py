@@ -36,7 +36,7 @@ PLANTED = [
     ("import", "nvep/errors.py", "from nvep import config\n", "upwards"),
     ("import", "nvep/exchange/plan.py", "from nvep import Exchange\n", "re-exports"),
     ("import", "nvep/protocols/fence.py", "from nvep.transports.base import Transport\n", "side by side"),
-    ("import", "nvep/testing/faults.py", "from nvep.cli.main import main\n", "side by side"),
+    ("import", "nvep/testing/faults.py", "from nvep.cli.main import main\n", "upwards"),
     ("import", "nvep/transports/gpi_mc.py", "from nvep.transports.gpi import ring\n", "alternatives"),
     ("import", "nvep/transports/gpi_mc.py", "from . import gpi\n", "alternatives"),
     ("import", "nvep/runtime/cuda_graph.py", "from nvep.runtime import emulated_stream\n", "alternatives"),

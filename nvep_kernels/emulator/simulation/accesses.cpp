@@ -83,12 +83,9 @@ u64 load(Fiber* fiber, const void* p, unsigned bytes, const Access& access) {
   if (!write) stop(fiber);
   Thread& thread = *thread_of_fiber(fiber);
   const u64 value = write->value;
-  const bool again = thread.seen_address == address && thread.seen_value == value && thread.polls;
-  if (!again || acquires(access.order))
+  const bool again = !thread.news(address, value);
+  if (!again || !thread.polls || acquires(access.order))
     sim.trace.note(actor, Did::kLoad, address, value, access.site, static_cast<u32>(access.order), sim.distance);
-  if (thread.seen_address == address && thread.seen_value != value) thread.polls = 0;
-  thread.seen_address = address;
-  thread.seen_value = value;
   take(fiber, *write, address, access.order);
   return value;
 }
@@ -138,6 +135,8 @@ u64 update(Fiber* fiber, void* p, unsigned bytes, const Change& change, const Ac
   Write* write = sim.memory.replace(actor, address, value, bytes, access.scope, access.site);
   if (!write) stop(fiber);
   give(fiber, *write, address, access);
+  for (u32 i = 0; i < sim.alarms.size; ++i)
+    if (sim.alarms[i] == address) sim.trace.freeze();
   for (u32 s = 0; s < 2; ++s) {
     if (!write->released[s]) {
       write->released[s] = chain[s];

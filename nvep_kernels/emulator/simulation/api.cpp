@@ -30,6 +30,7 @@ void enqueue(Queue* stream, const Work& work) {
     }
   }
   stream->work.push(work);
+  stream->sim->streams_changed = true;
 }
 
 }  // namespace
@@ -50,6 +51,10 @@ NVEP_EXPORT Queue* nvep_sim_stream(Sim* sim, unsigned rank) {
 NVEP_EXPORT void nvep_sim_records(Sim* sim, unsigned long long start, unsigned long long bytes) {
   sim->records.push(start);
   sim->records.push(start + bytes);
+}
+
+NVEP_EXPORT void nvep_sim_alarm(Sim* sim, unsigned long long address) {
+  sim->alarms.push(address);
 }
 
 NVEP_EXPORT void nvep_sim_rule(Sim* sim, const nvep::simulated::Rule* rule) {

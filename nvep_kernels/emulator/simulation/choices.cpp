@@ -28,6 +28,7 @@ void free_stream(Sim& sim, Queue* stream) {
   free(stream->epochs);
   sim.views.release(stream->view);
   sim.views.release(stream->axiom);
+  sim.views.release(stream->before);
   free(stream);
 }
 
@@ -50,6 +51,7 @@ Sim::~Sim() {
   edges.free_all();
   held.free_all();
   records.free_all();
+  alarms.free_all();
   spare_shared.free_all();
   free(least);
 }
@@ -57,7 +59,7 @@ Sim::~Sim() {
 Queue* Sim::add_stream(u32 rank) {
   while (ranks.size <= rank) {
     const u32 weight = options.pause ? 1u << (2 * random.below(3)) : 1;
-    ranks.push({{}, {}, 0, weight});
+    ranks.push({{}, {}, 0, weight, false});
   }
   const u32 positions = 2 * options.blocks;
   if (slots_used + 1 + positions > options.slots) return nullptr;

@@ -68,6 +68,15 @@ View* axiom_now(Sim& sim, const Queue& stream) {
   return sim.options.axiom && stream.axiom ? sim.views.copy(stream.axiom) : nullptr;
 }
 
+// What a dependent grid waits for is complete and visible.
+void let_go(Sim& sim, Run& run) {
+  run.waited = sim.views.copy(run.stream->view);
+  run.completed[1] = completed_grids(sim, *run.stream);
+  run.axiom[1] = axiom_now(sim, *run.stream);
+  for (u32 i = 0; i < run.awaiting.size; ++i) wake(run.awaiting[i]);
+  run.awaiting.size = 0;
+}
+
 void fiber_main() {
   Fiber* fiber = emulated::current();
   const Grid* grid = fiber->owner->grid;
@@ -122,10 +131,13 @@ void start_grid(Sim& sim, Queue& stream, Work& work) {
   if (!run) abort();
   run->sim = &sim;
   run->stream = &stream;
-  run->dependent = stream.runs[0] != nullptr;
-  run->view = sim.views.copy(stream.view);
+  run->dependent = work.dependent && stream.before;
   run->completed[0] = completed_grids(sim, stream);
   run->axiom[0] = axiom_now(sim, stream);
+  run->view = sim.views.copy(run->dependent ? stream.before : stream.view);
+  if (run->dependent && !stream.runs[0]) let_go(sim, *run);
+  sim.views.release(stream.before);
+  stream.before = sim.views.copy(run->view);
   Grid& grid = run->grid;
   grid.entry = work.entry;
   grid.arguments = work.data;
@@ -167,6 +179,7 @@ void reach(Sim& sim, Queue& stream, Edge& edge) {
   edge.view = sim.views.copy(stream.view);
   edge.axiom = stream.axiom ? sim.views.copy(stream.axiom) : nullptr;
   edge.reached = true;
+  sim.streams_changed = true;
 }
 
 void follow(Sim& sim, Queue& stream, const Edge& edge) {
@@ -182,6 +195,10 @@ void follow(Sim& sim, Queue& stream, const Edge& edge) {
 
 void start_next(Sim& sim, Queue& stream) {
   Work& work = stream.work[stream.next++];
+  if (work.kind != Kind::kLaunch) {  // only a launch directly behind another can depend on it
+    sim.views.release(stream.before);
+    stream.before = nullptr;
+  }
   switch (work.kind) {
     case Kind::kLaunch:
       return start_grid(sim, stream, work);
@@ -198,6 +215,7 @@ void launch_dependents(BlockRun& block) {
   if (block.launched_dependents) return;
   block.launched_dependents = true;
   --block.run->unready_blocks;
+  block.run->sim->streams_changed = true;
 }
 
 void destroy_run(Run* run) {
@@ -224,18 +242,8 @@ void destroy_run(Run* run) {
 
 namespace {
 
-// The grid behind it may go on: what it waits for is complete and visible.
-void let_dependent_go(Sim& sim, Queue& stream) {
-  Run* run = stream.runs[0];
-  if (!run) return;
-  run->waited = sim.views.copy(stream.view);
-  run->completed[1] = completed_grids(sim, stream);
-  run->axiom[1] = axiom_now(sim, stream);
-  for (u32 i = 0; i < run->awaiting.size; ++i) wake(run->awaiting[i]);
-  run->awaiting.size = 0;
-}
-
 void end_run(Sim& sim, Run* run) {
+  sim.streams_changed = true;
   Queue& stream = *run->stream;
   finish_run(*run);
   Actor actor = actor_of(stream);
@@ -244,7 +252,7 @@ void end_run(Sim& sim, Run* run) {
   if (run == stream.runs[0]) {
     stream.runs[0] = stream.runs[1];
     stream.runs[1] = nullptr;
-    let_dependent_go(sim, stream);
+    if (stream.runs[0]) let_go(sim, *stream.runs[0]);
   } else {
     stream.runs[1] = nullptr;  // it never waited for the one before, which goes on
   }

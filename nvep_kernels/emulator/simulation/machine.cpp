@@ -9,6 +9,7 @@ namespace simulated {
 namespace {
 
 constexpr u64 kPickNs = 20;
+constexpr u32 kSweeps = 24;  // a poll that meets at warp collectives takes several turns
 constexpr u64 kForever = ~0ull;
 
 Fiber* take_any(Sim& sim, Vec<Fiber*>& from) {
@@ -31,19 +32,21 @@ void resume(Sim& sim, Fiber* fiber) {
     sim.failed = true;
     return;
   }
-  if (fiber->state == State::kSpinning) {
-    rank.spinning.push(fiber);
+  const bool polls = fiber->state != State::kFinished && thread_of_fiber(fiber)->polls;
+  if (fiber->state == State::kSpinning) rank.spinning.push(fiber);
+  if (polls) {
     sim.idle = sim.moves == moves ? sim.idle + 1 : 0;
-    return;
+    if (fiber->state != State::kReady) return;
+  } else {
+    ++sim.moves;
+    sim.idle = 0;
   }
-  ++sim.moves;
-  sim.idle = 0;
   if (fiber->state == State::kFinished) return thread_finished(fiber);
   if (fiber->state != State::kReady) return;
   if (thread_of_fiber(fiber)->held_until > sim.picks)
     sim.held.push(fiber);
   else
-    rank.ready.push(fiber);
+    (polls ? rank.spinning : rank.ready).push(fiber);
 }
 
 bool startable(Sim& sim, u32 rank, Queue** chosen) {
@@ -56,22 +59,25 @@ bool startable(Sim& sim, u32 rank, Queue** chosen) {
   return found != 0;
 }
 
-bool has_startable(Sim& sim, u32 rank) {
+void find_startable(Sim& sim) {
+  sim.streams_changed = false;
+  for (u32 r = 0; r < sim.ranks.size; ++r) sim.ranks[r].startable = false;
   for (u32 s = 0; s < sim.streams.size; ++s)
-    if (sim.streams[s]->rank == rank && can_start(sim, *sim.streams[s])) return true;
-  return false;
+    if (can_start(sim, *sim.streams[s])) sim.ranks[sim.streams[s]->rank].startable = true;
 }
 
 void start(Sim& sim, Queue* stream) {
   ++sim.moves;
   sim.idle = 0;
+  sim.streams_changed = true;
   start_next(sim, *stream);
 }
 
 void run_rank(Sim& sim, u32 index, bool active) {
   Rank& rank = sim.ranks[index];
   Queue* stream = nullptr;
-  if ((!rank.ready.size || sim.random.chance(128)) && startable(sim, index, &stream)) return start(sim, stream);
+  if (rank.startable && (!rank.ready.size || sim.random.chance(128)) && startable(sim, index, &stream))
+    return start(sim, stream);
   if (rank.ready.size && (active || !rank.spinning.size || sim.random.chance(896)))
     return resume(sim, take_any(sim, rank.ready));
   if (rank.spinning.size) resume(sim, take_any(sim, rank.spinning));
@@ -98,20 +104,22 @@ void release_held(Sim& sim, u32 i) {
   sim.idle = 0;
 }
 
-// Everybody polls once and sees the newest values; if that changes nothing, time passes.
-void sweep(Sim& sim) {
+// Everybody polls and sees the newest values; true if that changed nothing.
+bool sweep(Sim& sim) {
   const u64 moves = sim.moves;
   sim.fresh = true;
-  for (u32 r = 0; r < sim.ranks.size && !sim.failed; ++r) {
-    Vec<Fiber*>& spinning = sim.ranks[r].spinning;
-    for (u32 n = spinning.size; n && !sim.failed && spinning.size; --n) {
-      Fiber* fiber = spinning[0];
-      spinning.erase(0);
-      resume(sim, fiber);
+  for (u32 pass = 0; pass < kSweeps; ++pass) {
+    for (u32 r = 0; r < sim.ranks.size; ++r) {
+      Vec<Fiber*>& spinning = sim.ranks[r].spinning;
+      for (u32 n = spinning.size; n && !sim.failed && spinning.size; --n) {
+        Fiber* fiber = spinning[0];
+        spinning.erase(0);
+        resume(sim, fiber);
+      }
     }
   }
   sim.fresh = false;
-  if (sim.moves == moves) sim.now_ns += sim.options.jump_ns;
+  return sim.moves == moves;
 }
 
 struct Situation {
@@ -120,10 +128,11 @@ struct Situation {
 
 Situation weigh(Sim& sim, Vec<u32>& active, Vec<u32>& all) {
   Situation now = {};
+  if (sim.streams_changed) find_startable(sim);
   active.size = all.size = 0;
   for (u32 r = 0; r < sim.ranks.size; ++r) {
     Rank& rank = sim.ranks[r];
-    const bool busy = rank.ready.size || has_startable(sim, r), paused = rank.paused_until > sim.picks;
+    const bool busy = rank.ready.size || rank.startable, paused = rank.paused_until > sim.picks;
     now.spinners += rank.spinning.size;
     now.active += busy && !paused;
     now.active_paused += busy && paused;
@@ -141,18 +150,17 @@ bool relax(Sim& sim, const Situation& now) {
     sim.idle = 0;
     return true;
   }
-  if (now.spinners && sim.idle < 4 * now.spinners + 32) return false;
-  if (now.spinners) {
-    const u64 moves = sim.moves, before = sim.now_ns;
-    sweep(sim);
-    if (sim.moves != moves || !sim.held.size) return true;
-    sim.now_ns = before;  // those held back come first
-  }
-  if (sim.held.size) {
-    release_held(sim, sim.rules.any() ? 0 : sim.random.below(sim.held.size));
+  if (sim.held.size && !sim.rules.any()) {
+    release_held(sim, sim.random.below(sim.held.size));
     return true;
   }
-  return false;
+  if (!now.spinners && !sim.held.size) return false;
+  if (!sweep(sim)) return true;
+  if (sim.held.size)
+    release_held(sim, 0);
+  else
+    sim.now_ns += sim.options.jump_ns;
+  return true;
 }
 
 bool finished(const Sim& sim, const Queue* target) {
@@ -205,7 +213,9 @@ void step_aside(Fiber* fiber, State state) {
 
 void wake(Fiber* fiber) {
   Run& run = *block_of(fiber)->run;
-  run.sim->ranks[run.stream->rank].ready.push(fiber);
+  Rank& rank = run.sim->ranks[run.stream->rank];
+  if (thread_of_fiber(fiber)->polls) return rank.spinning.push(fiber);
+  rank.ready.push(fiber);
   ++run.sim->moves;
 }
 
@@ -253,6 +263,7 @@ void block_until_released(Fiber* fiber) {
 
 void release(Fiber* fiber) {
   --fiber->owner->blocked;
+  if (fiber->waits_in < Collective::kWarpSync) simulated::thread_of_fiber(fiber)->polls = 0;
   fiber->waits_in = Collective::kNone;
   simulated::wake(fiber);
 }

@@ -107,9 +107,6 @@ inline u32 fetch_add_relaxed_device(u32* p, u32 v, NVEP_SITE) {
 inline u32 fetch_add_acq_rel_device(u32* p, u32 v, NVEP_SITE) {
   return simulated::update(simulated::Update::kAdd, p, v, 0u, NVEP_ACCESS(kAcqRel, kDevice));
 }
-inline u32 fetch_add_release_device(u32* p, u32 v, NVEP_SITE) {
-  return simulated::update(simulated::Update::kAdd, p, v, 0u, NVEP_ACCESS(kRelease, kDevice));
-}
 inline u32 exchange_relaxed_device(u32* p, u32 v, NVEP_SITE) {
   return simulated::update(simulated::Update::kExchange, p, v, 0u, NVEP_ACCESS(kRelaxed, kDevice));
 }

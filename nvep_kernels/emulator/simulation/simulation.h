@@ -37,16 +37,33 @@ struct Options {
 struct Sim;
 struct Run;
 
+constexpr u32 kSeen = 8;
+
 struct Thread {
   View* own;          // what it knows beyond its warp and block, or null
   View* pending[2];   // what relaxed loads brought, from this rank and from others, and no fence has acquired yet
   View* released[2];  // by Scope: what its strong stores release since its last fence
   u32 releases;
-  u32 polls;  // in a row, with nothing else between
+  u32 polls;  // in a row, with nothing else between: while not 0, it only waits
   u32 block_round, warp_round;
-  u64 seen_address, seen_value;  // of its last load, to keep polling out of the trace
+  u64 seen_address[kSeen], seen_value[kSeen];  // of its last loads, to keep polling out of the trace
+  u32 seen;
   u64 held_until;
   bool waited;  // for the grid that this one depends on
+
+  // Is `value` another one than it saw at `address` before? Then its polling has come to something.
+  bool news(u64 address, u64 value) {
+    for (u32 i = 0; i < kSeen; ++i) {
+      if (seen_address[i] != address) continue;
+      const bool changed = seen_value[i] != value;
+      if (changed) polls = 0;
+      seen_value[i] = value;
+      return changed;
+    }
+    seen_address[seen % kSeen] = address;
+    seen_value[seen++ % kSeen] = value;
+    return true;
+  }
 };
 
 struct WarpViews {
@@ -111,6 +128,7 @@ struct Queue {
   u32* epochs;     // of these slots
   View* view;
   View* axiom;
+  View* before;  // what the last grid knew at its start, until other work follows it
   Vec<Work> work;
   u32 next;      // first work not started
   Run* runs[2];  // older first; the second was launched as its dependent
@@ -120,6 +138,7 @@ struct Rank {
   Vec<Fiber*> ready, spinning;
   u64 paused_until;
   u32 weight;
+  bool startable;  // one of its streams
 };
 
 struct Sim final : Judge {
@@ -145,11 +164,13 @@ struct Sim final : Judge {
   Vec<Edge*> edges;
   Vec<Fiber*> held;
   Vec<u64> records;  // start and end of ranges whose words the axiom speaks of
+  Vec<u64> alarms;   // words whose first successful update ends the trace
   u32* least;        // clock that every view in use has reached
   u32 slots_used = 1;
   u64 now_ns = 1000, picks = 0, idle = 0;
-  u64 moves = 0;       // whatever is more than polling
-  u32 distance = 0;    // of the last choice, for the trace
+  u64 moves = 0;     // whatever is more than polling
+  u32 distance = 0;  // of the last choice, for the trace
+  bool streams_changed = true;
   bool fresh = false;  // loads take the newest value
   bool failed = false;
   char message[4096] = {};

@@ -39,7 +39,7 @@ class Trace {
   explicit Trace(u32 kept) : kept_(kept) { events_.reserve(kept); }
   ~Trace() { events_.free_all(); }
   void note(const Actor& actor, Did did, u64 address, u64 value, Site site, u32 order, u32 distance) {
-    if (!kept_) return;
+    if (!kept_ || frozen_) return;
     const Event event = {total_++, address,    value,        site.file,   actor.kernel, static_cast<u32>(site.line),
                          did,      actor.rank, actor.stream, actor.block, actor.thread, order,
                          distance};
@@ -48,7 +48,8 @@ class Trace {
     else
       events_[static_cast<u32>((total_ - 1) % kept_)] = event;
   }
-  u64 total() const { return total_; }
+  // What follows is not kept: it would push out what matters.
+  void freeze() { frozen_ = true; }
   // The i-th of the events kept, oldest first.
   u32 size() const { return events_.size; }
   const Event& at(u32 i) const {
@@ -57,6 +58,7 @@ class Trace {
 
  private:
   u32 kept_;
+  bool frozen_ = false;
   u64 total_ = 0;
   Vec<Event> events_;
 };

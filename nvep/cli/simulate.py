@@ -1,0 +1,143 @@
+"""``nvep simulate``: exchanges under a weak memory model, from seeds, with or without planted bugs."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from nvep.errors import ArgumentError
+from nvep.testing.simulation.mutations import MUTATIONS
+from nvep.testing.simulation.runner import Failure, Simulator, shrink
+from nvep.testing.simulation.scenario import ScenarioKind
+from nvep.testing.simulation.search import Search, hunt, prove_replay, search
+
+SHOWN_FAILURES = 3
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of ``nvep simulate``."""
+    parser.add_argument("--ranks", type=int, default=4, metavar="N", help="simulated ranks, 2 or more (default: 4)")
+    parser.add_argument("--steps", type=int, default=6, metavar="K", help="steps of each seed's scenario (default: 6)")
+    parser.add_argument(
+        "--protocol", choices=("fence", "sentinel", "mixed"), default="mixed", help="what the true kernels run"
+    )
+    parser.add_argument("--seeds", default="0:100", metavar="A:B", help="seeds A to B - 1 (default: 0:100)")
+    parser.add_argument(
+        "--mutate",
+        metavar="NAME",
+        help="plant a bug and look for a seed that shows it; 'all' for every one, 'list' to list",
+    )
+    parser.add_argument(
+        "--strict-ptx", action="store_true", help="Sentinel ordered by release and acquire of its records"
+    )
+    parser.add_argument("--no-axiom", action="store_true", help="without the axiom on completed grids")
+    parser.add_argument(
+        "--jobs", type=int, default=1, metavar="N", help="processes that look for mutations (default: 1)"
+    )
+    parser.add_argument("--json", type=Path, metavar="OUT", help="write the results there")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Exit status: 0 for a clean search, or for mutations that were all caught; 1 otherwise."""
+    if options.mutate == "list":
+        print("\n".join(MUTATIONS))
+        return 0
+    _check(options)
+    kind = ScenarioKind(
+        ranks=options.ranks,
+        steps=options.steps,
+        protocol=options.protocol,
+        strict_ptx=options.strict_ptx,
+        axiom=not options.no_axiom,
+    )
+    seeds = _seeds(options.seeds)
+    started = time.perf_counter()
+    report: dict[str, Any]
+    report = _mutations(options, kind, seeds) if options.mutate else _true_protocols(kind, seeds)
+    wall = time.perf_counter() - started
+    report["steps_per_s"] = round(report["steps"] / wall, 1) if wall else 0.0
+    print(f"{report['steps']} steps in {wall:.1f} s, {report['steps_per_s']:.0f} steps/s")
+    if options.json:
+        options.json.write_text(json.dumps(report, indent=1) + "\n")
+    caught = all(entry["caught"] for entry in report["mutations"].values())
+    return 0 if caught and not report["failures"] else 1
+
+
+def _check(options: argparse.Namespace) -> None:
+    if not 2 <= options.ranks <= 16:
+        raise ArgumentError("--ranks", options.ranks, "2 to 16")
+    if options.steps < 1:
+        raise ArgumentError("--steps", options.steps, "1 or more")
+    if options.jobs < 1:
+        raise ArgumentError("--jobs", options.jobs, "1 or more")
+    if options.mutate and options.mutate != "all" and options.mutate not in MUTATIONS:
+        raise ArgumentError("--mutate", options.mutate, f"all, list, {', '.join(MUTATIONS)}")
+
+
+def _seeds(text: str) -> range:
+    first, _, end = text.partition(":")
+    if not (first.isdecimal() and end.isdecimal()) or int(first) >= int(end):
+        raise ArgumentError("--seeds", text, "A:B with 0 <= A < B")
+    return range(int(first), int(end))
+
+
+def _true_protocols(kind: ScenarioKind, seeds: Iterable[int]) -> dict[str, Any]:
+    simulator = Simulator()
+    found = search(kind, seeds, simulator=simulator, most=SHOWN_FAILURES)
+    for failure in found.failures:
+        _show(shrink(simulator, failure), simulator)
+    print(f"{kind.protocol}: {found.seeds} seeds, {len(found.failures)} failures")
+    return {"steps": found.steps, "failures": [_entry(f) for f in found.failures], "mutations": {}}
+
+
+def _show(failure: Failure, simulator: Simulator) -> None:
+    scenario = failure.scenario
+    print(f"seed {scenario.seed}, {scenario.steps} steps: {failure.symptom}")
+    print(failure.trace)
+    again = "replays exactly" if prove_replay(failure, simulator=simulator) else "DID NOT REPLAY"
+    print(f"seed {scenario.seed}: {again}\n")
+
+
+def _entry(failure: Failure) -> dict[str, Any]:
+    return {"seed": failure.scenario.seed, "symptom": failure.symptom}
+
+
+def _mutations(options: argparse.Namespace, kind: ScenarioKind, seeds: range) -> dict[str, Any]:
+    names = list(MUTATIONS) if options.mutate == "all" else [options.mutate]
+    entries: dict[str, Any] = {}
+    steps = 0
+    print(f"{'mutation':<32}{'caught':<8}{'seed':>6}{'tried':>7}{'s':>7}  symptom")
+    for name, found, seconds in _hunts(names, kind, seeds, options.jobs):
+        steps += found.steps
+        failure = found.failures[0] if found.failures else None
+        seed = failure.scenario.seed if failure else None
+        symptom = failure.symptom if failure else ""
+        entries[name] = {"caught": failure is not None, "seed": seed, "seeds_tried": found.seeds, "symptom": symptom}
+        shown = "-" if seed is None else seed
+        print(
+            f"{name:<32}{'yes' if failure else 'NO':<8}{shown:>6}{found.seeds:>7}{seconds:>7.1f}  {symptom[:90]}",
+            flush=True,
+        )
+        if failure is not None and len(names) == 1:
+            print(failure.trace)
+    return {"steps": steps, "failures": [], "mutations": entries}
+
+
+def _hunts(names: list[str], kind: ScenarioKind, seeds: range, jobs: int) -> Iterator[tuple[str, Search, float]]:
+    tasks = [(name, kind, seeds) for name in names]
+    if jobs == 1:
+        yield from map(_hunt, tasks)
+        return
+    with ProcessPoolExecutor(max_workers=jobs) as pool:
+        yield from pool.map(_hunt, tasks)
+
+
+def _hunt(task: tuple[str, ScenarioKind, range]) -> tuple[str, Search, float]:
+    name, kind, seeds = task
+    started = time.perf_counter()
+    return name, hunt(MUTATIONS[name], kind, seeds), time.perf_counter() - started

@@ -1,0 +1,276 @@
+"""Planted bugs: each breaks one rule of a protocol, and the simulation must notice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from nvep.errors import ArgumentError
+from nvep.protocols.fence import FENCE
+from nvep.protocols.sentinel import SENTINEL
+from nvep.runtime.simulated_library import Overlay
+from nvep.runtime.source import KERNEL_ROOT
+
+_FENCE, _LANE = "protocols/fence.cuh", "protocols/lane.cuh"
+_SENTINEL = "protocols/sentinel.cuh"
+_STEP = "transports/nvlink.cuh"
+_NVLINK_FENCE = "transports/nvlink_fence.cuh"
+_DISPATCH, _COMBINE = "transports/nvlink_sentinel_dispatch.cuh", "transports/nvlink_sentinel.cuh"
+
+
+@dataclass(frozen=True)
+class Patch:
+    """``old`` occurs exactly once in ``file`` of ``nvep_kernels``."""
+
+    file: str
+    old: str
+    new: str
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """A planted bug.
+
+    Attributes
+    ----------
+    name : str
+        As in ``nvep simulate --mutate``.
+    protocol : str
+        Kind of scenario that it is looked for in.
+    patches : tuple of Patch
+        What is changed.
+    dependent : bool
+        Every kernel is launched as a dependent of the one before it.
+    shared_landing : bool
+        Sentinel's arrivals are shown in Fence's receive buffers.
+    """
+
+    name: str
+    protocol: str
+    patches: tuple[Patch, ...] = ()
+    dependent: bool = False
+    shared_landing: bool = False
+
+    def overlay(self) -> Overlay | None:
+        """The mutated files.
+
+        Raises
+        ------
+        ArgumentError
+            The true sources have changed so that a patch no longer fits.
+        """
+        files: dict[str, str] = {}
+        for patch in self.patches:
+            text = files.get(patch.file) or (KERNEL_ROOT / patch.file).read_text()
+            found = text.count(patch.old)
+            if found != 1:
+                allowed = f"text that {patch.file} holds exactly once, not {found} times"
+                raise ArgumentError(f"mutation {self.name}", patch.old, allowed)
+            files[patch.file] = text.replace(patch.old, patch.new)
+        return Overlay(files) if files else None
+
+    @contextmanager
+    def planted(self) -> Iterator[None]:
+        """The host's part of the mutation, while the context lasts."""
+        true = SENTINEL.arrivals
+        if self.shared_landing:
+            SENTINEL.arrivals = FENCE.arrivals
+        try:
+            yield
+        finally:
+            SENTINEL.arrivals = true
+
+
+_INCREMENT = "if (fetch_add_acq_rel_device(arrivals, 1u) != gridDim.x - 1) return false;"
+_RELEASING = """constexpr simulated::Access release = {
+        simulated::Order::kRelease, simulated::Scope::kDevice, {__builtin_FILE(), __builtin_LINE()}};
+    if (simulated::update(simulated::Update::kAdd, arrivals, 1u, 0u, release) != gridDim.x - 1) return false;"""
+
+_LIST = [
+    # Fence.
+    Mutation(
+        "increment-release-only",
+        "fence",
+        (
+            Patch(_FENCE, _INCREMENT, _RELEASING),
+            Patch(_FENCE, "    fence_acq_rel_system();\n", ""),
+            Patch(_FENCE, "store_relaxed_system(where(r), word(r))", "store_release_system(where(r), word(r))"),
+        ),
+    ),
+    Mutation(
+        "release-last-block-only",
+        "fence",
+        (Patch(_FENCE, "fetch_add_acq_rel_device(arrivals, 1u)", "fetch_add_relaxed_device(arrivals, 1u)"),),
+    ),
+    Mutation(
+        "drop-acquire",
+        "fence",
+        (Patch(_LANE, "if constexpr (kAcquire) value = load_acquire_system(word);", ""),),
+    ),
+    Mutation("relaxed-flag", "fence", (Patch(_FENCE, "    fence_acq_rel_system();\n", ""),)),
+    Mutation(
+        "flag-before-blocks",
+        "fence",
+        (
+            Patch(
+                _FENCE,
+                f"{_INCREMENT}\n    store_relaxed_device(arrivals, 0u);",
+                "u32 before = fetch_add_acq_rel_device(arrivals, 1u);\n"
+                "    if (before == gridDim.x - 1) store_relaxed_device(arrivals, 0u);\n"
+                "    if (before != 0) return false;",
+            ),
+        ),
+    ),
+    Mutation(
+        "no-barrier-before-increment",
+        "fence",
+        (
+            Patch(
+                _FENCE,
+                "    __syncthreads();\n    if (threadIdx.x != 0) return false;",
+                "    if (threadIdx.x != 0) return false;",
+            ),
+        ),
+    ),
+    Mutation(
+        "combine-record-only-with-rows",
+        "fence",
+        (
+            Patch(
+                _NVLINK_FENCE,
+                "    announce_combine(step, epoch, shared);\n  }\n\n  __device__ static void announce_combine",
+                "    i32 rows = 0;\n"
+                "    const i32* counts = step.local_region<i32>(local::kCountsOffset);\n"
+                "    for (u32 r = 0; r < config::kRanks; ++r) rows += counts[r];\n"
+                "    if (rows != 0) announce_combine(step, epoch, shared);\n"
+                "  }\n\n  __device__ static void announce_combine",
+            ),
+        ),
+    ),
+    Mutation(
+        "moving-combine-offset",
+        "fence",
+        (
+            Patch(
+                _NVLINK_FENCE,
+                "const u64 exposed = shared.lane_of[step.rank] + heap::kPartialRowsOffset;",
+                "const u64 exposed = shared.lane_of[step.rank] + "
+                "(epoch & 1u ? heap::kPartialRowsOffset : config::payload_offset(0) + config::kMaxTokens * "
+                "config::kPartialBytes);",
+            ),
+            Patch(
+                _NVLINK_FENCE,
+                "const u64 base = heap::kPartialRowsOffset + static_cast",
+                "const u64 base = (step.counters()->dispatched & 1u ? heap::kPartialRowsOffset "
+                ": config::payload_offset(0) + config::kMaxTokens * config::kPartialBytes) + static_cast",
+            ),
+        ),
+    ),
+    Mutation(
+        "shared-epoch",
+        "fence",
+        (
+            Patch(
+                _LANE,
+                "return reinterpret_cast<Counters*>(local + local::kCountersOffset);",
+                "return reinterpret_cast<Counters*>(local - lane_offset / heap::kLaneBytes * local::kLaneBytes + "
+                "local::kCountersOffset);",
+            ),
+        ),
+    ),
+    Mutation(
+        "mask-resnapshot",
+        "fence",
+        (
+            Patch(
+                "kernels/dispatch_recv.cu",
+                "Transport::open(step, Transport::mask_snapshot(step), shared);",
+                "Transport::open(step, arguments.masked, shared);",
+            ),
+        ),
+    ),
+    # Sentinel.
+    Mutation(
+        "skip-rearm",
+        "sentinel",
+        (
+            Patch(
+                _SENTINEL,
+                "    if (lane + 32 * i < units) store_relaxed_system(body + lane + 32 * i, u64x2{kEmpty, kEmpty});\n",
+                "",
+            ),
+        ),
+    ),
+    Mutation(
+        "early-rearm",
+        "sentinel",
+        (
+            Patch(
+                _DISPATCH,
+                "    rearm_chunk(key_word, DispatchWire::body(slot, c), units);\n",
+                "    rearm_chunk(key_word, DispatchWire::body(slot, c), units);\n"
+                "    u64 next = dispatch_slot(shared.lane_of[step.rank], epoch + 1, source, token);\n"
+                "    u64* key = reinterpret_cast<u64*>(DispatchWire::chunk(next, c));\n"
+                "    rearm_chunk(key, DispatchWire::body(next, c), units);\n",
+            ),
+        ),
+    ),
+    Mutation(
+        "one-generation-fewer",
+        "sentinel",
+        (Patch(_DISPATCH, "(static_cast<u64>(epoch & 1u) * config::kRanks + source)", "(0ull + source)"),),
+    ),
+    Mutation(
+        "single-record-word",
+        "sentinel",
+        (Patch(_STEP, "+ source * kDispatchRecordBytes) + (epoch & 1u);", "+ source * kDispatchRecordBytes);"),),
+    ),
+    Mutation(
+        "skip-step-record",
+        "sentinel",
+        (Patch(_DISPATCH, "        if (shared.active[r]) {", "        if (shared.active[r] && tokens != 0) {"),),
+    ),
+    Mutation("no-escape", "sentinel", (Patch(_SENTINEL, "if (!__any_sync(kWarp, hit)) return key;", "return key;"),)),
+    Mutation(
+        "unrouted-first-chunk-only",
+        "sentinel",
+        (
+            Patch(
+                _DISPATCH,
+                "if (set.has(r) || !shared.active[r]) continue;",
+                "if (set.has(r) || !shared.active[r] || c != 0) continue;",
+            ),
+        ),
+    ),
+    Mutation(
+        "unpolled-word",
+        "sentinel",
+        (Patch(_DISPATCH, "missing |= header[i] == kEmpty;", "missing |= k == 0 && header[i] == kEmpty;"),),
+    ),
+    # Both.
+    Mutation(
+        "shared-landing",
+        "mixed",
+        (
+            Patch(
+                _DISPATCH,
+                "return step.local + local::kLandingIdsOffset;",
+                "return step.lane_of(step.rank) + heap::kExpertIdsOffset;",
+            ),
+            Patch(
+                _DISPATCH,
+                "step.local_region<float>(local::kLandingWeightsOffset)",
+                "step.region<float>(step.rank, heap::kExpertWeightsOffset)",
+            ),
+            Patch(
+                _DISPATCH,
+                "return step.local + config::payload_offset(p);",
+                "return step.lane_of(step.rank) + config::payload_offset(p);",
+            ),
+        ),
+        shared_landing=True,
+    ),
+    Mutation("pdl-no-wait", "fence", dependent=True),
+]
+MUTATIONS = {mutation.name: mutation for mutation in _LIST}
