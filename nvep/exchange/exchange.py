@@ -6,26 +6,18 @@ import ctypes
 import dataclasses
 from typing import Any
 
-import numpy as np
-
 from nvep.arrays import ArrayOwner, DeviceArray
-from nvep.config import ExchangeConfig, partial_dtype
-from nvep.errors import ArgumentError, ExchangeClosed, NvepError, StepOrderError
+from nvep.config import partial_dtype
+from nvep.errors import ArgumentError, StepOrderError
 from nvep.exchange.arrivals import Arrivals
-from nvep.exchange.failures import Statistics
-from nvep.exchange.inputs import InputChecker, StepInputs, checked_mask
-from nvep.exchange.kernels import ExchangeKernels
+from nvep.exchange.inputs import StepInputs
 from nvep.exchange.lane import Lane
-from nvep.exchange.memory import ExchangeMemory
-from nvep.exchange.plan import Plan
-from nvep.exchange.tuning import choose_protocol
-from nvep.exchange.views import lane_arguments, view_arrivals
-from nvep.group import RankGroup
+from nvep.exchange.lifecycle import ExchangeState
 from nvep.protocols import PROTOCOLS
 from nvep.runtime.device import Stream
 
 
-class Exchange:
+class Exchange(ExchangeState):
     """Moves tokens to the ranks that own their experts, and the experts' sums back.
 
     Construction, and ``close`` of a healthy exchange, are collective: every rank of the group calls them. Steps are
@@ -43,38 +35,6 @@ class Exchange:
     ArgumentError, ConfigMismatch, HeapTooLarge, CompilationError
         With the same text on every rank, before any step.
     """
-
-    def __init__(self, group: RankGroup, config: ExchangeConfig) -> None:
-        if not isinstance(group, RankGroup):
-            raise ArgumentError("group", group, "a RankGroup")
-        self.group = group
-        self.config = config
-        self.device = group.device
-        self._closed = False
-        self._failure: NvepError | None = None
-        group.together(lambda: _require_config(config, group))
-        group.agree("placement", config.placement)  # which repr(config) leaves out
-        group.agree("ExchangeConfig", config)
-        self.plan = Plan(config, group.size)
-        self.kernels = ExchangeKernels(group, self.plan)
-        self.memory = ExchangeMemory(group, self.plan)
-        try:
-            self._inputs = group.together(lambda: InputChecker(config, group.size, self.device))
-        except BaseException:
-            self.memory.close()
-            raise
-        self._lanes = [Lane(i, self.device, config.protocols[0]) for i in range(config.lanes)]
-        arguments = [lane_arguments(self.memory, i, group.rank) for i in range(config.lanes)]
-        self._dispatch_arguments = [dispatch for dispatch, _ in arguments]
-        self._combine_arguments = [combine for _, combine in arguments]
-        self._lifetime = ArrayOwner(self.device)
-        self._owners = [self._lifetime.sibling() for _ in range(config.lanes)]
-        self._arrivals = [
-            {protocol: view_arrivals(self.memory, i, protocol, owner) for protocol in config.protocols}
-            for i, owner in enumerate(self._owners)
-        ]
-        self._protocol = choose_protocol(config, group)
-        self._mask = np.zeros(group.size, dtype=bool)
 
     # --- dispatch ---------------------------------------------------------------------------------------------------
 
@@ -226,7 +186,10 @@ class Exchange:
         return self._reopen("work", arrivals, stream)[1]
 
     def release(self, arrivals: Arrivals, *, stream: Any = None) -> None:
-        """End a step that needs no combine: peers may overwrite its arrivals once this ran everywhere."""
+        """End a step that needs no combine: peers may overwrite its arrivals once this ran everywhere.
+
+        All ranks end a step alike: a rank that combines waits for rows that one that releases will not expose.
+        """
         state, queue = self._reopen("release", arrivals, stream)
         self.kernels.launch(state.protocol, "release", self._combine_arguments[state.index], queue)
         state.advance("release")
@@ -259,117 +222,8 @@ class Exchange:
         owner = ArrayOwner(self.device, stream=queue, keepalive=view)
         return DeviceArray(view.address, (rows, elements), dtype, owner=owner)
 
-    # --- state ------------------------------------------------------------------------------------------------------
-
-    @property
-    def protocol(self) -> str:
-        """Protocol of the steps to come: ``"fence"`` or ``"sentinel"``.
-
-        With ``ExchangeConfig(protocol="auto")`` it may be assigned between steps, alike on all ranks: ranks that run a
-        step with different protocols raise ProtocolMismatch. A captured graph keeps the protocol it was captured with.
-
-        Raises
-        ------
-        ArgumentError
-            On assignment, for a protocol that the configuration did not plan.
-        """
-        return self._protocol
-
-    @protocol.setter
-    def protocol(self, name: str) -> None:
-        if name not in self.config.protocols:
-            raise ArgumentError("protocol", name, " or ".join(self.config.protocols) + ", as the configuration planned")
-        self._protocol = name
-
-    def set_mask(self, masked: Any, *, stream: Any = None) -> None:
-        """Leave ranks out from the next D.send on ``stream``; the same on every rank that stays, at the same step.
-
-        Parameters
-        ----------
-        masked : sequence of bool
-            One entry per rank. Masking is one-way: a rank once masked stays so; this rank cannot mask itself.
-
-        Raises
-        ------
-        ArgumentError
-            Wrong length or type, this rank masked, or a masked rank readmitted.
-        """
-        self._require_open()
-        queue, wanted = self.device.as_stream(stream), checked_mask(masked, self.group.rank, self._mask)
-        self._mask = wanted
-        self.device.copy_in(self.memory.mask.address, wanted.astype(np.uint32), queue)
-
-    def check(self) -> None:
-        """Raise what kernels have reported so far, without waiting. Every phase does this first."""
-        self._require_open()
-        if self._failure is None:
-            self._failure = self.memory.status.error()
-        if self._failure is not None:
-            raise self._failure
-
-    def synchronize(self, stream: Any = None) -> None:
-        """Wait for ``stream``, then `check`. A step's failure is certain to be seen here."""
-        self._require_open()
-        self.device.as_stream(stream).synchronize()
-        self.check()
-
-    def statistics(self) -> Statistics:
-        """Counts of ids and tokens that were not exchanged as given; up to date after `synchronize`."""
-        self._require_open()
-        return self.memory.status.statistics()
-
-    def drain(self) -> None:
-        """Wait for everything enqueued so far, on whatever stream; what kernels report is left to `check`."""
-        self._require_open()
-        self.device.default_stream.synchronize()
-        for lane in self._lanes:
-            lane.synchronize()
-
-    def close(self) -> None:
-        """Free everything; idempotent. Collective while healthy; after a failure, each rank for itself.
-
-        Its arrays then raise ExchangeClosed. What reads them in place (NumPy, other libraries) keeps the memory on an
-        emulated device until it is gone; on a GPU it must be gone before.
-        """
-        if self._closed:
-            return
-        reported = self.memory.status.error()
-        if self._failure is not None and (reported is None or isinstance(reported, ArgumentError)):
-            self.memory.poison_peers()  # or they, who know nothing of it, would wait for this rank until their deadline
-        try:
-            self.drain()
-        finally:
-            self._closed = True
-            self._lanes.clear()  # what they keep for their kernels may be arrays of ours
-            try:
-                if self._failure is None and self.memory.status.error() is None:
-                    self.group.barrier()  # nobody unmaps what a peer's last kernel may still read
-            finally:
-                self._inputs.close()
-                if self.device.emulated:
-                    self._lifetime.expire(then=self.memory.close)
-                else:
-                    self._lifetime.expire()
-                    self.memory.close()
-
-    def __enter__(self) -> Exchange:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        self.note_failure(error)
-        self.close()
-
-    def note_failure(self, error: BaseException | None) -> None:
-        """This rank is leaving because of ``error``: ``close`` will not wait for the others."""
-        if error is not None and self._failure is None:
-            self._failure = error if isinstance(error, NvepError) else NvepError(f"left after {error!r}")
-
     def _arrived(self, lane: int) -> Arrivals:
         return dataclasses.replace(self._arrivals[lane][self._lanes[lane].protocol], step=self._lanes[lane].step)
-
-    def _require_open(self) -> None:
-        if self._closed:
-            raise ExchangeClosed("the exchange is closed")
 
     def _open(self, phase: str, lane: int, stream: Any) -> tuple[Lane, Stream]:
         """The lane, if ``phase`` comes next, and the stream to run it on, ordered behind the phase before."""
@@ -392,9 +246,3 @@ class Exchange:
         if arrivals.step != step:
             raise StepOrderError(f"{phase}: arrivals of step {arrivals.step}, lane {arrivals.lane} is at step {step}")
         return self._open(phase, arrivals.lane, stream)
-
-
-def _require_config(config: object, group: RankGroup) -> None:
-    if not isinstance(config, ExchangeConfig):
-        raise ArgumentError("config", config, "an ExchangeConfig")
-    config.expert_ranks(group.size)

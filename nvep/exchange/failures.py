@@ -74,6 +74,13 @@ class StatusBoard:
             dropped_tokens=sum(self._field(lane, "dropped_tokens") for lane in lanes),
         )
 
+    def clear(self) -> None:
+        """Forget failures; counts stay."""
+        kept = [_FIELDS.index("invalid_ids"), _FIELDS.index("dropped_tokens")]
+        counts = self._words[:, kept].copy()
+        self._words[...] = 0
+        self._words[:, kept] = counts
+
     def free(self) -> None:
         del self._words
         self._memory.free()

@@ -77,6 +77,11 @@ class Lane:
             self._pending.popleft()
         self._pending.append((stream.record(), objects))
 
+    def restart(self) -> None:
+        """Forget the step in flight; its arrivals become stale."""
+        self._state = IDLE
+        self.step += 1
+
     def synchronize(self) -> None:
         """Wait for the last phase."""
         if self._stream is not None:

@@ -56,11 +56,11 @@ class Plan:
             regions += PROTOCOLS[protocol].local_regions(self.config, self.num_ranks)
         return Layout(regions, self.config.lanes)
 
-    def initial_words(self) -> dict[str, np.ndarray]:
-        """Contents of heap regions of a lane before the first step; the others start as zeros or filled."""
-        words = initial_records(self.num_ranks, self.config.first_epoch)
+    def initial_words(self, first_epoch: int) -> dict[str, np.ndarray]:
+        """Contents of heap regions of a lane before the step ``first_epoch``; others start as zeros or filled."""
+        words = initial_records(self.num_ranks, first_epoch)
         for name in self.config.protocols:
-            words |= PROTOCOLS[name].initial_words(self.num_ranks, self.config.first_epoch)
+            words |= PROTOCOLS[name].initial_words(self.num_ranks, first_epoch)
         return words
 
     def filled_regions(self) -> dict[str, int]:
@@ -133,7 +133,7 @@ def heap_layout(config: ExchangeConfig, num_ranks: int) -> Layout:
     num_ranks : int
         Ranks that exchange.
     """
-    regions = [Region("Poison", 8), *record_regions(num_ranks)]
+    regions = [Region("Poison", 8), Region("Left", 8 * num_ranks), *record_regions(num_ranks)]
     for protocol in config.protocols:
         regions += PROTOCOLS[protocol].heap_regions(config, num_ranks)
     return Layout(regions, config.lanes)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, TypeVar
 
-from nvep.errors import ConfigMismatch
+from nvep.errors import ArgumentError, ConfigMismatch
 from nvep.runtime.device import Device
 
 T = TypeVar("T")
@@ -62,6 +62,23 @@ class RankGroup(ABC):
         """Wait for all ranks. Collective. Raises GroupError if another rank is gone."""
 
     @abstractmethod
+    def exclude(self, lost: Collection[int]) -> None:
+        """Leave ranks out of every later collective: ``allgather`` gives None in their place.
+
+        Not collective by itself, but all ranks that remain must do the same before their next collective. One-way.
+
+        Raises
+        ------
+        ArgumentError
+            This rank is among them, or there is no such rank.
+        """
+
+    @property
+    @abstractmethod
+    def members(self) -> tuple[int, ...]:
+        """Ranks that have not been excluded, ascending."""
+
+    @abstractmethod
     def abort(self, reason: str) -> None:
         """Make every other rank's pending or next collective fail with GroupError (MPI: end the job)."""
 
@@ -88,9 +105,10 @@ class RankGroup(ABC):
 
     def agree(self, what: str, value: Any) -> None:
         """Collective: raise ConfigMismatch with the same text on every rank unless all bring an equal ``value``."""
-        values = self.allgather(value)
-        if any(v != values[0] for v in values):
-            shown = ", ".join(f"rank {r}: {v!r}" for r, v in enumerate(values[:8]))
+        gathered = self.allgather(value)
+        values = [(rank, gathered[rank]) for rank in self.members]
+        if any(v != values[0][1] for _, v in values):
+            shown = ", ".join(f"rank {r}: {v!r}" for r, v in values[:8])
             more = "" if len(values) <= 8 else f", and {len(values) - 8} more"
             raise ConfigMismatch(f"{what} must be equal on all ranks; {shown}{more}")
 
@@ -107,3 +125,13 @@ def _duplicate(error: Exception) -> Exception:
         return copy.copy(error)
     except Exception:
         return error
+
+
+def checked_exclusion(lost: Collection[int], rank: int, size: int) -> set[int]:
+    """The argument of ``RankGroup.exclude`` as a set."""
+    wanted = {int(r) for r in lost if isinstance(r, int) and not isinstance(r, bool)}
+    if len(wanted) != len(set(lost)) or any(not 0 <= r < size for r in wanted):
+        raise ArgumentError("lost", list(lost), f"ranks from 0 to {size - 1}")
+    if rank in wanted:
+        raise ArgumentError("lost", list(lost), f"other ranks than this one, {rank}")
+    return wanted

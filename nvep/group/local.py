@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from typing import Any, TypeVar
 
 from nvep.errors import ArgumentError, GroupError, PeerLeft
-from nvep.group.base import RankGroup
+from nvep.group.base import RankGroup, checked_exclusion
 from nvep.group.placement import collective_timeout, device_kind, name_ranks, physical_device, spread, visible_gpus
 from nvep.runtime.device import Device
 
@@ -30,6 +30,7 @@ class _Rendezvous:
         self._condition = threading.Condition()
         self._arrived: dict[int, Any] = {}
         self._departed: set[int] = set()
+        self._excluded: set[int] = set()
         self._generation = 0
         self._gathered: list[Any] = []
         self._failure: str | None = None
@@ -40,9 +41,9 @@ class _Rendezvous:
             if rank in self._arrived:
                 raise GroupError(f"rank {rank} entered a collective from two threads at once")
             self._arrived[rank] = value
-            if len(self._arrived) == self._size:
+            if self._members() <= set(self._arrived):
                 # No rank can complete the next generation, and replace this list, before all ranks have left this one.
-                self._gathered = [self._arrived[r] for r in range(self._size)]
+                self._gathered = [self._arrived.get(r) for r in range(self._size)]
                 self._arrived.clear()
                 self._generation += 1
                 self._condition.notify_all()
@@ -60,7 +61,7 @@ class _Rendezvous:
         if in_time:
             reason = f"{name_ranks(self._gone())} left the group while rank {rank} waited in a collective"
         else:
-            missing = set(range(self._size)) - set(self._arrived)
+            missing = self._members() - set(self._arrived)
             reason = f"{name_ranks(missing)} did not reach a collective: rank {rank} waited {timeout:g} s"
         self._fail(reason)
         raise GroupError(reason)
@@ -75,8 +76,20 @@ class _Rendezvous:
             self._departed.add(rank)
             self._condition.notify_all()
 
+    def exclude(self, lost: set[int]) -> None:
+        """Collectives go on without ``lost``. They fail none that is pending: survivors call this before their next."""
+        with self._condition:
+            self._excluded |= lost
+
+    def members(self) -> tuple[int, ...]:
+        with self._condition:
+            return tuple(sorted(self._members()))
+
     def _gone(self) -> set[int]:
-        return self._departed - set(self._arrived)
+        return self._departed - set(self._arrived) - self._excluded
+
+    def _members(self) -> set[int]:
+        return set(range(self._size)) - self._excluded
 
     def _fail(self, reason: str) -> None:
         if self._failure is None:
@@ -118,6 +131,13 @@ class LocalGroup(RankGroup):
 
     def barrier(self) -> None:
         self.allgather(None)
+
+    def exclude(self, lost: Collection[int]) -> None:
+        self._rendezvous.exclude(checked_exclusion(lost, self.rank, self.size))
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        return self._rendezvous.members()
 
     def abort(self, reason: str) -> None:
         self._rendezvous.abort(f"rank {self.rank} stopped the group: {reason}")

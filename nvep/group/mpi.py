@@ -6,7 +6,7 @@ import logging
 import pickle
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
@@ -15,7 +15,7 @@ from typing import Any
 from mpi4py import MPI
 
 from nvep.errors import ArgumentError, GroupError
-from nvep.group.base import RankGroup
+from nvep.group.base import RankGroup, checked_exclusion
 from nvep.group.placement import collective_timeout, device_kind, name_ranks, physical_device, visible_gpus
 from nvep.runtime import open_device
 
@@ -65,6 +65,7 @@ class MpiGroup(RankGroup):
         self._failure: str | None = None
         self._collectives = 0
         self._abandoned: list[Any] = []
+        self._excluded: set[int] = set()
         with ExitStack() as undo:
             with _mpi_errors("duplicating the communicator"):
                 self._comm = comm.Dup()
@@ -114,7 +115,7 @@ class MpiGroup(RankGroup):
         payload = pickle.dumps(_portable(value))
         gathered = {self.rank: value}
         with _mpi_errors("a collective"):
-            others = [r for r in range(self.size) if r != self.rank]
+            others = [r for r in self.members if r != self.rank]
             sends = [self._comm.Isend([payload, MPI.BYTE], r, tag) for r in others]
             try:
                 self._wait(lambda: self._receive(tag, gathered), lambda: set(others) - set(gathered))
@@ -122,12 +123,12 @@ class MpiGroup(RankGroup):
             except GroupError:
                 self._abandoned.append((payload, sends))  # MPI may still read the buffer
                 raise
-        return [gathered[r] for r in range(self.size)]
+        return [gathered.get(r) for r in range(self.size)]
 
     def _receive(self, tag: int, gathered: dict[int, Any]) -> bool:
         """Take what has come; True once every rank's value is there."""
         status = MPI.Status()
-        while len(gathered) < self.size:
+        while len(gathered) < len(self.members):
             message = self._comm.Improbe(MPI.ANY_SOURCE, tag, status)
             if message is None:
                 return False
@@ -154,6 +155,13 @@ class MpiGroup(RankGroup):
     def barrier(self) -> None:
         self.allgather(None)
 
+    def exclude(self, lost: Collection[int]) -> None:
+        self._excluded |= checked_exclusion(lost, self.rank, self.size)
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        return tuple(r for r in range(self.size) if r not in self._excluded)
+
     def abort(self, reason: str) -> None:
         logging.getLogger("nvep").critical("rank %d of %d ends the job: %s", self.rank, self.size, reason)
         _abort_job()
@@ -169,7 +177,7 @@ class MpiGroup(RankGroup):
 
     def _free(self) -> None:
         # After a failed collective the others may never free theirs; MPI then keeps this one until the process ends.
-        if self._failure is None and not MPI.Is_finalized():
+        if self._failure is None and not self._excluded and not MPI.Is_finalized():
             self._comm.Free()
 
 

@@ -15,7 +15,17 @@ from nvep.moe.grouped_gemm import BACKENDS, ExpertShape
 from nvep.moe.grouped_gemm.base import local_index
 from nvep.moe.weights import LocalExperts, MoEWeights
 
-_OPTIONS = {"partial_format", "placement", "lanes", "deadline", "max_blocks", "protocol", "transport"}
+_OPTIONS = {
+    "chunk_bytes",
+    "deadline",
+    "lanes",
+    "max_blocks",
+    "partial_format",
+    "placement",
+    "protocol",
+    "strict_ptx",
+    "transport",
+}
 
 
 class MoELayer:

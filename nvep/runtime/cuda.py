@@ -310,6 +310,12 @@ class CudaDevice(Device):
         result = driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(_kernel(kernel).function, threads, 0)
         return int(check("cuOccupancyMaxActiveBlocksPerMultiprocessor", result)) * self.multiprocessors
 
+    def synchronize(self) -> None:
+        with self._lock:
+            streams = list(self._streams)
+        for stream in streams:
+            stream.synchronize()
+
     def close(self) -> None:
         if self._closed:
             return

@@ -139,6 +139,10 @@ class Device(ABC):
         """A non-blocking stream owned by this object, used where the caller names none."""
 
     @abstractmethod
+    def synchronize(self) -> None:
+        """Wait for every stream that this object made; those of other ranks on the same device are left alone."""
+
+    @abstractmethod
     def as_stream(self, stream: Any) -> Stream:
         """Accept ``None`` (the default stream), a Stream, an int handle, or anything with ``__cuda_stream__``.
 

@@ -182,6 +182,12 @@ class EmulatedDevice(Device):
     def is_capturing(self, stream: Stream) -> bool:
         return self.as_stream(stream).graph is not None
 
+    def synchronize(self) -> None:
+        with self._lock:
+            streams = list(self._streams)
+        for stream in streams:
+            stream.synchronize()
+
     def close(self) -> None:
         with self._lock:
             self._closed = True

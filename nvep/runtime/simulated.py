@@ -376,5 +376,8 @@ class SimulatedDevice(Device):
     def is_capturing(self, stream: Stream) -> bool:
         return False
 
+    def synchronize(self) -> None:
+        self._default.synchronize()
+
     def close(self) -> None:
         """The simulation owns everything."""

@@ -12,7 +12,17 @@ from nvep.arrays import ArrayOwner, DeviceArray
 from nvep.exchange import Arrivals, Exchange
 from nvep.group import RankGroup
 from nvep.testing.backend import Backend
-from nvep.testing.steps import Step, random_step
+from nvep.testing.steps import (
+    Step,
+    Turnstile,
+    arrivals_of,
+    check_arrivals,
+    fill_unused,
+    output_of,
+    poison_receive_buffers,
+    random_step,
+    same,
+)
 
 
 class FailureConformance(Backend):
@@ -155,3 +165,74 @@ class FailureConformance(Backend):
         exchange.synchronize()
         exchange.dispatch(*inputs)
         exchange.synchronize()
+
+    @pytest.mark.parametrize("first_epoch", [1, (1 << 32) - 3])
+    def test_survivors_recover(self, first_epoch: int) -> None:
+        """A rank leaves in the middle of a step, its rows half way; the others go on without it, in both lanes."""
+        config = self.config(num_experts=16, top_k=4, lanes=2, deadline=20.0, first_epoch=first_epoch)
+        lost = 2
+
+        def main(group: RankGroup) -> int:
+            with Exchange(group, config) as exchange:
+                for index in range(3):
+                    self.verified_step(exchange, random_step((83, index), config, group.size), "before")
+                step = random_step((83, 99), config, group.size, counts=[config.max_tokens] * group.size)
+                source = step.sources[group.rank]
+                exchange.dispatch_send(source.payloads[0], source.expert_ids, source.expert_weights, lane=1)
+                if group.rank == lost:
+                    exchange.note_failure(errors.NvepError("gone"))
+                    return 0
+                exchange.dispatch_recv(lane=1)
+                exchange.release(exchange.dispatch(source.payloads[0], source.expert_ids, source.expert_weights))
+                with pytest.raises(errors.PeerLeft, match=f"rank {lost} left"):
+                    exchange.synchronize()
+                exchange.recover([lost])
+                for index in range(4):
+                    poison_receive_buffers(exchange)
+                    self._masked_step(exchange, random_step((89, index), config, group.size), lost, lane=index % 2)
+                return exchange.statistics().dropped_tokens
+
+        dropped = self.run(main, 4)
+        assert all(n > 0 for rank, n in enumerate(dropped) if rank != lost)
+
+    def _masked_step(self, exchange: Exchange, step: Step, lost: int, *, lane: int) -> None:
+        rank, config = exchange.group.rank, exchange.config
+        source = step.sources[rank]
+        arrivals = exchange.dispatch(source.payloads[0], source.expert_ids, source.expert_weights, lane=lane)
+        expected = arrivals_of(step, config, rank, masked=(lost,), protocol=exchange.protocol)
+        check_arrivals(arrivals, expected, "after recovery")
+        output = exchange.combine(fill_unused(step, expected, rank, protocol=exchange.protocol), arrivals)
+        exchange.synchronize()
+        same(output.numpy(), output_of(step, config, rank, masked=(lost,)), "after recovery")
+
+    def test_a_rank_that_may_still_write_is_not_recovered_from(self) -> None:
+        config = self.config(deadline=0.5)
+
+        def main(group: RankGroup) -> str:
+            exchange = Exchange(group, config)
+            step = random_step((97,), config, group.size)
+            source = step.sources[group.rank]
+            try:
+                if group.rank == 1:
+                    return ""
+                exchange.dispatch(source.payloads[0], source.expert_ids, source.expert_weights)
+                with pytest.raises(errors.PeerTimeout, match="rank 1 did not answer"):
+                    exchange.synchronize()
+                with pytest.raises(errors.PeerTimeout, match="waited in recover") as caught:
+                    exchange.recover([1])
+                assert caught.value.suspect == 1
+                with pytest.raises(errors.ArgumentError, match="lost"):
+                    exchange.recover([group.rank])
+                return "refused"
+            finally:
+                if group.rank == 1:
+                    turnstile.wait("others are done")
+                else:
+                    done.append(group.rank)
+                    if len(done) == 2:
+                        turnstile.open("others are done")
+                exchange.note_failure(errors.NvepError("test"))
+                exchange.close()
+
+        turnstile, done = Turnstile(), []  # type: tuple[Turnstile, list[int]]
+        assert self.run(main, 3) == ["refused", "", "refused"]

@@ -91,7 +91,7 @@ struct NvlinkFence : NvlinkStep {
                      step, epoch, kPhaseDispatch, shared.active,
                      [&](u32 r) { return dispatch_record(shared.lane_of[step.rank], r, epoch); },
                      [&](u32 r, u64 word) { shared.count[r] = min(record_count(word), static_cast<u32>(config::kMaxTokens)); });
-    if (!alive) {  // outputs are undefined, but no id may lead anybody to read them
+    if (!alive) {  // outputs are undefined; ids are valid or invalid, never out of range
       __syncthreads();
       for (u32 r = threadIdx.x; r < config::kRanks; r += blockDim.x) shared.count[r] = 0;
       __syncthreads();
