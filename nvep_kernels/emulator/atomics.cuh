@@ -1,6 +1,8 @@
 // CUDA's atomic functions and thread fences, on shared or global memory. Relaxed order, as on a GPU.
 #pragma once
 
+#include "emulator/sanitizers.h"
+
 #define NVEP_ATOMIC(name, builtin)                                              \
   inline int name(int* p, int v) {                                              \
     return builtin(p, v, __ATOMIC_RELAXED);                                     \
@@ -58,10 +60,13 @@ NVEP_ATOMIC_CHOICE(unsigned long long)
 
 inline void __threadfence_block() {
   __atomic_thread_fence(__ATOMIC_SEQ_CST);
+  nvep::emulated::fenced();
 }
 inline void __threadfence() {
   __atomic_thread_fence(__ATOMIC_SEQ_CST);
+  nvep::emulated::fenced();
 }
 inline void __threadfence_system() {
   __atomic_thread_fence(__ATOMIC_SEQ_CST);
+  nvep::emulated::fenced();
 }

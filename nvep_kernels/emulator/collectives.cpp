@@ -34,6 +34,7 @@ void complete_block(Block& block, Collective kind) {
   Fiber* fiber = block.waiters;
   block.waiters = block.last_waiter = nullptr;
   block.waiting = block.votes = 0;
+  ++block.barriers;
   while (fiber) {
     Fiber* next = fiber->next;
     fiber->result = result;
@@ -148,7 +149,11 @@ void report_contradiction(const Warp& warp, const Fiber* fiber) {
 }  // namespace
 
 int block_collective(Fiber* fiber, Collective kind, int predicate, Site site) {
+  const RuntimeScope runtime;
   Block& block = *fiber->owner;
+  // Two tokens: a fast thread that is already at the next barrier must not order what slow ones do before it.
+  void* const token = &block.ordered_by[block.barriers % 2];
+  release_token(token);
   fiber->waits_in = kind;
   fiber->site = site;
   if (block.waiters) {
@@ -167,6 +172,7 @@ int block_collective(Fiber* fiber, Collective kind, int predicate, Site site) {
   if (block.waiting == block.live) {
     const int result = reduce_votes(block, kind);
     complete_block(block, kind);
+    acquire_token(token);
     fiber->waits_in = Collective::kNone;
     return result;
   }
@@ -177,12 +183,16 @@ int block_collective(Fiber* fiber, Collective kind, int predicate, Site site) {
     block.waiters = fiber;
   block.last_waiter = fiber;
   block_until_released(fiber);
+  acquire_token(token);
   return static_cast<int>(fiber->result);
 }
 
 unsigned long long warp_collective(Fiber* fiber, Collective kind, unsigned mask, unsigned long long value, int lane,
                                    int width, Site site) {
+  const RuntimeScope runtime;
   Warp& warp = warp_of(fiber);
+  const bool orders = kind == Collective::kWarpSync;  // the others move values and order no memory
+  if (orders) release_token(&warp.ordered_by);
   fiber->waits_in = kind;
   fiber->site = site;
   fiber->mask = mask;
@@ -212,6 +222,7 @@ unsigned long long warp_collective(Fiber* fiber, Collective kind, unsigned mask,
   } else {
     block_until_released(fiber);
   }
+  if (orders) acquire_token(&warp.ordered_by);
   return fiber->result;
 }
 

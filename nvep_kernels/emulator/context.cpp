@@ -1,5 +1,7 @@
 #include "emulator/context.h"
 
+#include "emulator/sanitizers.h"
+
 #include <stdint.h>
 #include <string.h>
 
@@ -82,7 +84,7 @@ Context context_prepare(char*, char* top, void (*entry)()) {
 namespace nvep {
 namespace emulated {
 
-void context_switch(Context* from, Context to) {
+NVEP_SWITCHES void context_switch(Context* from, Context to) {
   nvep_switch(from, to);
 }
 

@@ -25,6 +25,8 @@ constexpr unsigned long long kStackBytes = NVEP_STACK_BYTES;
 constexpr unsigned long long kRecordBytes = 256;
 // Records of neighbouring stacks fall into different cache sets.
 constexpr unsigned long long kColours = 128;
+// Addresses that a thread remembers to have loaded from (under ThreadSanitizer).
+constexpr unsigned kObserved = 4;
 static_assert((kStackBytes & (kStackBytes - 1)) == 0 && kStackBytes >= 2 * kColours * kRecordBytes, "stack size");
 
 struct Site {
@@ -84,6 +86,10 @@ struct Fiber {
   int width;
   unsigned long long value;
   unsigned long long result;
+  // Below: only used under sanitizers.
+  void* sanitized;  // what the tool knows this stack as; kept when another thread gets the stack
+  const void* observed[kObserved];
+  bool fences;
 };
 static_assert(sizeof(Fiber) <= kRecordBytes, "record size");
 

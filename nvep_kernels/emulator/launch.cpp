@@ -22,32 +22,16 @@ unsigned long long timer_ns() {
 }
 
 void spin(Fiber* fiber) {
+  const RuntimeScope runtime;
   suspend(fiber, State::kSpinning);
 }
 
-// A new object is filled with a pattern: shared memory holds anything until it is written.
-void* shared(Fiber* fiber, const void* tag, unsigned long long bytes, unsigned long long alignment) {
-  Block& block = *fiber->owner;
-  for (unsigned i = 0; i < block.shared_count; ++i)
-    if (block.shared_tag[i] == tag) return block.shared_object[i];
-  if (!block.shared) block.shared = static_cast<char*>(aligned_alloc(256, kSharedBytes));
-  const unsigned long long start = (block.shared_used + alignment - 1) / alignment * alignment;
-  if (!block.shared || start + bytes > kSharedBytes || block.shared_count == kMaxShared) {
-    fail(block, "shared memory: %llu bytes in %u objects, allowed are %llu bytes in %u", start + bytes,
-         block.shared_count + 1, kSharedBytes, kMaxShared);
-    suspend(fiber, State::kFailed);
-  }
-  char* object = block.shared + start;
-  memset(object, 0xcd, bytes);
-  block.shared_tag[block.shared_count] = tag;
-  block.shared_object[block.shared_count++] = object;
-  block.shared_used = start + bytes;
-  return object;
-}
-
-void fiber_main() {
+NVEP_SWITCHES void fiber_main() {
   Fiber* fiber = current();
-  fiber->owner->grid->entry(fiber->owner->grid->arguments);
+  Grid& grid = *fiber->owner->grid;
+  on_new_stack(grid.scheduler_stack);
+  grid.entry(grid.arguments);
+  release_token(&grid);
   suspend(fiber, State::kFinished);
   abort();  // a finished thread is never continued
 }
@@ -57,9 +41,10 @@ unsigned long long stack_of(const Fiber* fiber) {
 }
 
 void retire_block(Grid& grid, Block* block) {
+  --grid.resident;
+  if (kSanitized) return;
   block->next = grid.spare;
   grid.spare = block;
-  --grid.resident;
 }
 
 void retire(Grid& grid, Fiber* fiber) {
@@ -67,14 +52,21 @@ void retire(Grid& grid, Fiber* fiber) {
   if (stack_overflowed(stack_of(fiber)))
     fail(block, "thread %u overflowed its stack of %llu bytes", fiber->thread_index.x, kStackBytes);
   thread_returned(block, fiber);
-  grid.stacks.give(stack_of(fiber));
+  if (!kSanitized) grid.stacks.give(stack_of(fiber));
   grid.progress = true;
   if (block.live == 0) retire_block(grid, &block);
 }
 
-void resume(Grid& grid, Fiber* fiber) {
+NVEP_SWITCHES void run_until_suspended(Grid& grid, Fiber* fiber) {
+  void* kept = nullptr;
+  leaving_scheduler(&kept, fiber, fiber->state == State::kReady);  // whoever was suspended is in another state
   fiber->state = State::kReady;
   context_switch(&grid.scheduler, fiber->context);
+  back_on_stack(kept);
+}
+
+void resume(Grid& grid, Fiber* fiber) {
+  run_until_suspended(grid, fiber);
   if (fiber->state == State::kSpinning) {
     make_ready(grid, fiber);
   } else if (fiber->state == State::kFinished) {
@@ -129,7 +121,10 @@ Fiber* new_fiber(Grid& grid, Block* block, unsigned thread) {
   const unsigned long long base = grid.stacks.take();
   if (!base) return nullptr;
   Fiber* fiber = record_of(base);
+  void* const sanitized = fiber->sanitized;
   memset(static_cast<void*>(fiber), 0, sizeof(Fiber));
+  fiber->sanitized = sanitized;
+  prepare_stack(fiber, stack_bottom(base), base + kStackBytes - reinterpret_cast<uintptr_t>(stack_bottom(base)));
   fiber->operations = &kOperations;
   fiber->thread_index = {thread, 0, 0};
   fiber->block_index = {block->index, 0, 0};
@@ -215,7 +210,7 @@ void run(Grid& grid) {
 void free_blocks(Grid& grid) {
   while (grid.created) {
     Block* next = grid.created->created;
-    free(grid.created->shared);
+    free_shared(*grid.created);
     free(grid.created);
     grid.created = next;
   }
@@ -223,7 +218,7 @@ void free_blocks(Grid& grid) {
 
 }  // namespace
 
-const Operations kOperations = {spin, block_collective, warp_collective, shared, timer_ns};
+const Operations kOperations = {spin, block_collective, warp_collective, shared_object, timer_ns};
 
 void make_ready(Grid& grid, Fiber* fiber) {
   fiber->next = nullptr;
@@ -235,9 +230,13 @@ void make_ready(Grid& grid, Fiber* fiber) {
   ++grid.ready_count;
 }
 
-void suspend(Fiber* fiber, State state) {
+NVEP_SWITCHES void suspend(Fiber* fiber, State state) {
+  Grid& grid = *fiber->owner->grid;
+  void* kept = nullptr;
   fiber->state = state;
-  context_switch(&fiber->context, fiber->owner->grid->scheduler);
+  leaving_fiber(&kept, grid.scheduler_stack, state == State::kFinished || state == State::kFailed);
+  context_switch(&fiber->context, grid.scheduler);
+  back_on_stack(kept);
 }
 
 void block_until_released(Fiber* fiber) {
@@ -276,7 +275,9 @@ struct NvepLaunch {
 // Runs a whole grid on the calling OS thread. Returns 0, or 1 with the reason in `message`.
 extern "C" __attribute__((visibility("default"))) int nvep_emulator_launch(const NvepLaunch* launch) {
   using namespace nvep::emulated;
+  const RuntimeScope runtime;
   Grid grid = {};
+  grid.scheduler_stack = running_stack();
   grid.entry = launch->entry;
   grid.arguments = launch->arguments;
   grid.name = launch->name;
@@ -287,6 +288,7 @@ extern "C" __attribute__((visibility("default"))) int nvep_emulator_launch(const
   grid.window = launch->window;
   grid.seed = launch->seed;
   run(grid);
+  acquire_token(&grid);
   free_blocks(grid);
   return grid.failed ? 1 : 0;
 }

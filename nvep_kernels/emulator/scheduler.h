@@ -3,6 +3,7 @@
 
 #include "emulator/context.h"
 #include "emulator/fiber.h"
+#include "emulator/sanitizers.h"
 #include "emulator/stacks.h"
 
 namespace nvep {
@@ -18,6 +19,7 @@ struct Grid;
 struct Warp {
   unsigned live;    // lanes that exist and have not returned
   unsigned parked;  // lanes inside a collective that is not complete
+  unsigned long long ordered_by;
   Fiber* lane[kWarp];
 };
 
@@ -28,6 +30,8 @@ struct Block {
   unsigned blocked;
   unsigned waiting;  // threads at the block barrier, of which `votes` brought a true predicate
   unsigned votes;
+  unsigned barriers;                 // completed so far
+  unsigned long long ordered_by[2];  // by barriers of even and of odd number
   Fiber* waiters;
   Fiber* last_waiter;
   char* shared;
@@ -61,6 +65,7 @@ struct Grid {
   Block* spare;
   Block* created;
   Context scheduler;
+  SanitizedStack scheduler_stack;
   StackSet stacks;
 };
 
@@ -78,6 +83,9 @@ void thread_returned(Block& block, Fiber* fiber);
 int block_collective(Fiber* fiber, Collective kind, int predicate, Site site);
 unsigned long long warp_collective(Fiber* fiber, Collective kind, unsigned mask, unsigned long long value, int lane,
                                    int width, Site site);
+
+void* shared_object(Fiber* fiber, const void* tag, unsigned long long bytes, unsigned long long alignment);
+void free_shared(Block& block);
 
 // Records the first failure of a launch; the text gets kernel and block prepended.
 void fail(Block& block, const char* format, ...) __attribute__((format(printf, 2, 3)));
