@@ -9,10 +9,13 @@ Token log (JSONL): a line ``{"type": "meta", "top_k": ..}``, then per token ``{"
 from __future__ import annotations
 
 import json
+import lzma
+import math
+import os
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
-from typing import Any, BinaryIO, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -90,7 +93,7 @@ def _list(collector: Collector, record: Record, key: str, line: int) -> list[Any
 
 def _read_meta(collector: Collector, record: Record, line: int) -> None:
     if "num_experts" in record:
-        collector.declare_experts(_integer(collector, record, "num_experts", line, low=1))
+        collector.declare_experts(_integer(collector, record, "num_experts", line, low=1), line)
     if "top_k" in record:
         collector.declared_top_k = _integer(collector, record, "top_k", line, low=1)
 
@@ -143,7 +146,10 @@ def _megatron_layer(collector: Collector, record: Record, line: int) -> str:
 def read_array(collector: Collector) -> None:
     """Read one ``.npy`` array of ids."""
     with open(collector.path, "rb") as file:
-        ids = _OpenArray(collector, "ids", file, lambda: np.load(collector.path, mmap_mode="r", allow_pickle=False))
+        size = os.fstat(file.fileno()).st_size
+        ids = _OpenArray(
+            collector, "ids", (file, size), lambda: np.load(collector.path, mmap_mode="r", allow_pickle=False)
+        )
         _read_tokens(collector, ids, None)
 
 
@@ -157,13 +163,14 @@ def read_archive(collector: Collector) -> None:
                 raise collector.fail(None, f"no array of ids ({', '.join(ID_KEYS)}) among {', '.join(names)}")
             weights_key = _key(collector, names, WEIGHT_KEYS, "weights")
             with archive.open(f"{ids_key}.npy") as ids_file:
-                ids = _member(collector, ids_key, ids_file)
+                ids = _member(collector, ids_key, (ids_file, archive.getinfo(ids_file.name).file_size))
                 if weights_key is None:
                     _read_tokens(collector, ids, None)
                     return
                 with archive.open(f"{weights_key}.npy") as weights_file:
-                    _read_tokens(collector, ids, _member(collector, weights_key, weights_file))
-    except (zipfile.BadZipFile, zlib.error, KeyError, EOFError, NotImplementedError) as error:
+                    size = archive.getinfo(weights_file.name).file_size
+                    _read_tokens(collector, ids, _member(collector, weights_key, (weights_file, size)))
+    except (zipfile.BadZipFile, zlib.error, lzma.LZMAError, KeyError, EOFError, RuntimeError) as error:
         raise collector.fail(None, f"not a NumPy archive: {error}") from error
 
 
@@ -174,24 +181,29 @@ def _key(collector: Collector, names: list[str], keys: tuple[str, ...], what: st
     return found[0] if found else None
 
 
-def _member(collector: Collector, key: str, file: Any) -> _OpenArray:
+def _member(collector: Collector, key: str, file: tuple[Any, int]) -> _OpenArray:
     return _OpenArray(collector, key, file, lambda: np.load(collector.path, allow_pickle=False)[key])
 
 
 class _OpenArray:
-    """An array in a file, read by tokens from the front; one in Fortran order is loaded whole by ``load``."""
+    """An array in a file of so many bytes, read by tokens from the front; in Fortran order loaded whole by ``load``."""
 
-    def __init__(self, collector: Collector, name: str, file: BinaryIO, load: Callable[[], Array]) -> None:
+    def __init__(self, collector: Collector, name: str, file: tuple[Any, int], load: Callable[[], Array]) -> None:
         self._collector = collector
         self.name = name
-        self._file = file
+        self._file, size = file
         self._whole: Array | None = None
         try:
-            version = np.lib.format.read_magic(file)
+            version = np.lib.format.read_magic(self._file)
             header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-            self.shape, fortran, self.dtype = header(file)
+            self.shape, fortran, self.dtype = header(self._file)
             if self.dtype.hasobject:
                 raise ValueError("it holds Python objects")
+            if min(self.shape, default=0) < 0:
+                raise ValueError(f"its shape is {list(self.shape)}")
+            # Before anything of that size is allocated: a header of a few bytes may state any shape.
+            if math.prod(self.shape) * self.dtype.itemsize > size - self._file.tell():
+                raise ValueError(f"the file is too short for its shape {list(self.shape)}")
             if fortran:
                 self._whole = load()
         except ValueError as error:
@@ -203,7 +215,7 @@ class _OpenArray:
         start, self._position = self._position, self._position + tokens
         if self._whole is not None:
             return self._whole[start : self._position]
-        count = tokens * int(np.prod(self.shape[1:], dtype=np.int64))
+        count = tokens * math.prod(self.shape[1:])
         data = self._file.read(count * self.dtype.itemsize)
         if len(data) != count * self.dtype.itemsize:
             raise self._collector.fail(None, f"array {self.name} ends within token {start + tokens - 1}")

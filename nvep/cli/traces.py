@@ -13,6 +13,7 @@ import numpy.typing as npt
 from nvep.errors import TraceError
 
 MAX_EXPERTS = 1 << 20  # the largest number of experts that ExchangeConfig accepts
+MAX_TOP_K = 64  # and the most experts of a token
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 
@@ -67,11 +68,13 @@ def read_trace(path: str | Path, *, layer: str | None = None, num_experts: int |
 
     collector = Collector(str(path), layer, num_experts)
     try:
+        if Path(path).exists() and not (Path(path).is_file() or Path(path).is_dir()):
+            raise collector.fail(None, "not a regular file: it is opened more than once")
         with open(path, "rb") as file:
             magic = file.read(6)
         if magic == b"\x93NUMPY":
             read_array(collector)
-        elif magic[:4] == b"PK\x03\x04":
+        elif magic[:2] == b"PK":
             read_archive(collector)
         else:
             read_jsonl(collector)
@@ -109,9 +112,11 @@ class Collector:
         """The error to raise."""
         return TraceError(self.path, line, cause)
 
-    def declare_experts(self, number: int) -> None:
+    def declare_experts(self, number: int, line: int | None) -> None:
         """The log states its number of experts; one that the user gave goes before."""
         if self.num_experts is None:
+            if number > MAX_EXPERTS:
+                raise self.fail(line, f"num_experts is {number}, more than {MAX_EXPERTS}")
             self.num_experts = number
 
     def keeps(self, layer: str | None, top_k: int, line: int | None) -> bool:
@@ -120,10 +125,12 @@ class Collector:
         Raises
         ------
         TraceError
-            ``top_k`` is not positive or differs from earlier records of the layer.
+            ``top_k`` is not positive, too large, or differs from earlier records of the layer.
         """
         if top_k < 1:
             raise self.fail(line, "a token without experts")
+        if top_k > MAX_TOP_K:
+            raise self.fail(line, f"{top_k} experts in a token, at most {MAX_TOP_K} are possible")
         expected = self.declared_top_k or self.top_k_of.get(layer, top_k)
         if top_k != expected:
             where = "the meta line says" if self.declared_top_k else "earlier tokens have"

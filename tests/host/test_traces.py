@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import tracemalloc
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -185,6 +187,8 @@ BAD_LINES = {
     "top_k unlike meta": ((META, token([0, 1, 2])), 2, "3 experts in a token, the meta line says 2"),
     "bad meta top_k": (({**META, "top_k": "4"},), 1, "top_k is '4', not an integer of at least 1"),
     "bad meta experts": (({**META, "num_experts": 0},), 1, "num_experts is 0, not an integer of at least 1"),
+    "too many experts": ((token(list(range(65))),), 1, "65 experts in a token, at most 64"),
+    "meta beyond any experts": (({**META, "num_experts": 1 << 21}, GOOD), 1, "num_experts is 2097152, more than"),
     "weights too few": ((META, token([0, 1], [0.5])), 2, "1 weights for 2 experts"),
     "weights not a list": ((META, token([0, 1], 0.5)), 2, "topk_weights is 0.5, not a list"),
     "weights missing": ((META, token([0, 1], [0.5, 0.5]), GOOD), 3, "some tokens have weights and some have none"),
@@ -247,6 +251,12 @@ def test_line_too_long(write: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
         read_trace(write(token([0, 1]), token([0, 1], note="x" * 300)))
 
 
+def test_pipes_are_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(TraceError, match="pipe: not a regular file"):
+        read_trace(tmp_path / "pipe")
+
+
 def test_file_that_cannot_be_opened(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="No such file or directory"):
         read_trace(tmp_path / "missing.jsonl")
@@ -266,10 +276,40 @@ def npz(**arrays: Any) -> bytes:
     return buffer.getvalue()
 
 
+def npz_of(content: bytes) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        archive.writestr("ids.npy", content)
+    return buffer.getvalue()
+
+
+def encrypted(archive: bytes) -> bytes:
+    """``archive`` whose only member claims to be encrypted, in both of its headers."""
+    data = bytearray(archive)
+    data[6] |= 1
+    data[data.rindex(b"PK\x01\x02") + 8] |= 1
+    return bytes(data)
+
+
+def npy_header(*shape: int, fortran_order: bool = False) -> bytes:
+    """A file that states a shape and holds 16 bytes of it."""
+    header = {"descr": "<i8", "fortran_order": fortran_order, "shape": shape}
+    buffer = io.BytesIO()
+    np.lib.format.write_array_header_1_0(buffer, header)
+    return buffer.getvalue() + bytes(16)
+
+
 PAIR = np.array([[3, 1], [0, 2]])
 HALF = np.full((2, 2), 0.5, np.float32)
 BAD_ARRAYS = {
-    "truncated npy": (npy(PAIR)[:-1], "array ids ends within token 1"),
+    "truncated npy": (npy(PAIR)[:-1], r"array ids: the file is too short for its shape \[2, 2\]"),
+    "more tokens than bytes": (npy_header(10**12, 2), "too short for its shape"),
+    "more experts than bytes": (npy_header(2, 10**12), "too short for its shape"),
+    "more layers than bytes": (npy_header(2, 10**12, 1), "too short for its shape"),
+    "Fortran order": (npy_header(10**12, 2, fortran_order=True), "too short for its shape"),
+    "bytes beyond 64 bits": (npy_header(1, 1 << 32, 1 << 32), "too short for its shape"),
+    "negative shape": (npy_header(-3, 2), r"array ids: its shape is \[-3, 2\]"),
+    "too many experts": (npy(np.arange(65)[None]), "65 experts in a token, at most 64"),
     "npy header": (b"\x93NUMPY\x01\x00\x10\x00{'descr': '<i8'}", "array ids: "),
     "pickle": (npy(np.array([[{}]]), allow_pickle=True), "array ids: it holds Python objects"),
     "one axis": (npy(np.arange(3)), r"array ids has shape \[3\], not \[tokens, top_k\] or \[tokens, layers, top_k\]"),
@@ -283,6 +323,9 @@ BAD_ARRAYS = {
     "negative": (npy([[0, 1], [2, -1]]), "token 1: expert id -1 is out of range"),
     "too large": (npy(np.array([[0, 1 << 63]], np.uint64)), "token 0: expert id 9223372036854775808 is out of range"),
     "repeated": (npy([[0, 1], [2, 2]]), r"token 1: an expert id is repeated in \[2, 2\]"),
+    "empty zip": (npz(), "no array of ids"),
+    "encrypted zip": (encrypted(npz(ids=PAIR)), "not a NumPy archive: .*encrypted"),
+    "truncated in a zip": (npz_of(npy_header(2, 2)), "too short for its shape"),
     "not a zip": (b"PK\x03\x04 and then nothing", "not a NumPy archive"),
     "damaged zip": (npz(ids=PAIR).replace(PAIR.tobytes(), PAIR[::-1].tobytes()), "not a NumPy archive: Bad CRC"),
     "no ids": (npz(a=PAIR, b=PAIR), "no array of ids .* among a, b"),
