@@ -7,6 +7,7 @@ was asked for is imported.
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -51,7 +52,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         namespace = _parser(asked).parse_args(arguments)
         status = int(_module(namespace.command).run(namespace))
-        sys.stdout.flush()
+        if sys.stdout is not None:  # a process may be started with it closed
+            sys.stdout.flush()
         return status
     except NvepError as error:
         print(f"nvep: error: {error}", file=sys.stderr)
@@ -59,8 +61,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED_STATUS
     except BrokenPipeError:  # `nvep info | head`: the reader has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()
         return 1
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        _discard_output()
+        print(f"nvep: error: {error.strerror}", file=sys.stderr)
+        return ERROR_STATUS
+
+
+def _discard_output() -> None:
+    """What is still buffered cannot be written: Python would try again, and complain, at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

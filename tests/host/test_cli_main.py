@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
 import types
@@ -103,3 +104,13 @@ def test_a_reader_that_leaves_early_gets_no_traceback() -> None:
     assert child.wait(timeout=60) == 1
     assert child.stderr.read() == ""
     child.stderr.close()
+
+
+@pytest.mark.parametrize(("redirection", "status"), [(">&-", 0), (">/dev/full", 2)])
+def test_output_that_is_closed_or_full_gives_no_traceback(redirection: str, status: int) -> None:
+    program = f"{shlex.quote(sys.executable)} -m nvep.cli info {redirection}"
+    answer = subprocess.run(
+        program, shell=True, cwd=REPOSITORY, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert answer.returncode == status
+    assert answer.stderr == ("" if status == 0 else "nvep: error: No space left on device\n")
