@@ -14,13 +14,13 @@ _COMMON = [
     Field("rank", "u32"),
     Field("lane", "u32"),
     Field("expert_ranks", "const int*"),
+    Field("masked", "const unsigned int*"),
 ]
 
 DISPATCH_ARGUMENTS = ArgumentStruct(
     "DispatchArguments",
     [
         *_COMMON,
-        Field("masked", "const unsigned int*"),
         Field("payloads", "u64", MAX_PAYLOADS),
         Field("expert_ids", "u64"),
         Field("expert_weights", "const float*"),

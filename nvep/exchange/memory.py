@@ -80,7 +80,7 @@ class ExchangeMemory:
         stream = self.device.default_stream
         self._write_counters(completed)
         self._write_heap(self.heap, (completed + 1) % _WORD)
-        self.device.fill(self.heap.address("Poison"), 0, 8, stream)
+        self.device.fill(self.heap.address("Poison"), 0, 8 * self._group.size, stream)
         self.device.copy_in(self.mask.address, masked.astype(np.uint32), stream)
         stream.synchronize()
         self.status.clear()
@@ -98,7 +98,7 @@ class ExchangeMemory:
 
     def acknowledge(self) -> None:
         """Tell every peer that no kernel of this rank writes to it any more."""
-        self._tell_peers("Left", 1, offset=8 * self._group.rank)
+        self._tell_peers("Left", 1)
 
     def has_left(self, rank: int) -> bool:
         """Has ``rank`` acknowledged?"""
@@ -118,11 +118,12 @@ class ExchangeMemory:
         """End every wait on this rank: it leaves. Not collective."""
         self._tell_peers("Poison", poison_word(self._group.rank, PHASE_LEFT))
 
-    def _tell_peers(self, region: str, word: int, *, offset: int = 0) -> None:
+    def _tell_peers(self, region: str, word: int) -> None:
+        """Store ``word`` in this rank's place of every peer's ``region``."""
         stream = self.device.create_stream()  # the others may stand behind a kernel that waits
         value = np.array([word], dtype=np.uint64)
         for peer in range(self._group.size):
-            self.device.copy_in(self.heap.address(region, rank=peer) + offset, value, stream)
+            self.device.copy_in(self.heap.address(region, rank=peer) + 8 * self.rank, value, stream)
         stream.synchronize()
 
     def close(self) -> None:

@@ -133,7 +133,7 @@ def heap_layout(config: ExchangeConfig, num_ranks: int) -> Layout:
     num_ranks : int
         Ranks that exchange.
     """
-    regions = [Region("Poison", 8), Region("Left", 8 * num_ranks), *record_regions(num_ranks)]
+    regions = [Region("Poison", 8 * num_ranks), Region("Left", 8 * num_ranks), *record_regions(num_ranks)]
     for protocol in config.protocols:
         regions += PROTOCOLS[protocol].heap_regions(config, num_ranks)
     return Layout(regions, config.lanes)

@@ -53,5 +53,6 @@ def lane_arguments(memory: ExchangeMemory, lane: int, rank: int) -> tuple[ctypes
         "rank": rank,
         "lane": lane,
         "expert_ranks": memory.expert_ranks.address,
+        "masked": memory.mask.address,
     }
-    return DISPATCH_ARGUMENTS.new(**common, masked=memory.mask.address), COMBINE_ARGUMENTS.new(**common)
+    return DISPATCH_ARGUMENTS.new(**common), COMBINE_ARGUMENTS.new(**common)

@@ -182,10 +182,8 @@ class FailureConformance(Backend):
                 if group.rank == lost:
                     exchange.note_failure(errors.NvepError("gone"))
                     return 0
-                exchange.dispatch_recv(lane=1)
-                exchange.release(exchange.dispatch(source.payloads[0], source.expert_ids, source.expert_weights))
                 with pytest.raises(errors.PeerLeft, match=f"rank {lost} left"):
-                    exchange.synchronize()
+                    self._step_until_it_fails(exchange, step)
                 exchange.recover([lost])
                 for index in range(4):
                     poison_receive_buffers(exchange)
@@ -194,6 +192,41 @@ class FailureConformance(Backend):
 
         dropped = self.run(main, 4)
         assert all(n > 0 for rank, n in enumerate(dropped) if rank != lost)
+
+    @staticmethod
+    def _step_until_it_fails(exchange: Exchange, step: Step) -> None:
+        """Steps of both lanes, until one of them fails."""
+        source = step.sources[exchange.group.rank]
+        exchange.dispatch_recv(lane=1)
+        while True:
+            arrivals = exchange.dispatch(source.payloads[0], source.expert_ids, source.expert_weights)
+            exchange.release(arrivals)
+            exchange.synchronize()
+
+    def test_a_masked_rank_stops_nobody(self) -> None:
+        """A rank that was left out runs on, misses its peers and says so: they no longer listen."""
+        config = self.config(num_experts=16, top_k=4, deadline=0.5)
+        masked = 1
+
+        def main(group: RankGroup) -> None:
+            with Exchange(group, config) as exchange:
+                self.verified_step(exchange, random_step((101, 0), config, group.size), "before")
+                if group.rank == masked:
+                    step = random_step((101, 1), config, group.size)
+                    source = step.sources[masked]
+                    arrivals = exchange.dispatch(source.payloads[0], source.expert_ids, source.expert_weights)
+                    exchange.release(arrivals)
+                    exchange.dispatch(source.payloads[0], source.expert_ids, source.expert_weights)
+                    with pytest.raises(errors.PeerTimeout):
+                        exchange.synchronize()
+                    group.barrier()
+                    return
+                exchange.set_mask([r == masked for r in range(group.size)])
+                group.barrier()  # by now the masked rank has poisoned everybody
+                for index in range(1, 4):
+                    self._masked_step(exchange, random_step((103, index), config, group.size), masked, lane=0)
+
+        self.run(main, 3)
 
     def _masked_step(self, exchange: Exchange, step: Step, lost: int, *, lane: int) -> None:
         rank, config = exchange.group.rank, exchange.config

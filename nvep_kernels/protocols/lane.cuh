@@ -19,7 +19,8 @@ struct Step {
   u64 local;         // private state of this lane
   u64 status;        // Status, in memory the host reads
   u64 lane_offset;   // start of this lane in every slice
-  u64 deadline;      // nanoseconds
+  const u32* masked;  // the live mask: what a rank that is left out says no longer counts
+  u64 deadline;       // nanoseconds
   u32 rank;
 
   __device__ Counters* counters() const { return reinterpret_cast<Counters*>(local + local::kCountersOffset); }
@@ -36,15 +37,15 @@ struct Step {
     return reinterpret_cast<T*>(lane_of(rank_of_slice) + offset);
   }
 
-  // The poison word serves all lanes: it sits in lane 0.
-  __device__ u64* poison(u32 rank_of_slice) const {
-    return reinterpret_cast<u64*>(peers[rank_of_slice] + heap::kPoisonOffset);
+  // Poison words serve all lanes: they sit in lane 0, one for each rank that may write here.
+  __device__ u64* poison(u32 rank_of_slice, u32 reporter) const {
+    return reinterpret_cast<u64*>(peers[rank_of_slice] + heap::kPoisonOffset) + reporter;
   }
 };
 
 template <class Arguments>
 __device__ Step open_step(const Arguments& a) {
-  return {a.peers, a.local, a.status, a.lane * heap::kLaneBytes, a.deadline, a.rank};
+  return {a.peers, a.local, a.status, a.lane * heap::kLaneBytes, a.masked, a.deadline, a.rank};
 }
 
 // Record word: epoch in the low half, then 24 bits of count, then the protocol.
@@ -84,15 +85,22 @@ __device__ inline bool report(const Step& step, u32 epoch, u32 phase, const Fail
 __device__ inline void expire(const Step& step, u32 epoch, u32 phase, u32 suspect) {
   if (!report(step, epoch, phase, {kStatusExpired, suspect, step.rank, epoch, phase})) return;
   u64 word = make_poison(epoch, suspect, step.rank, phase);
-  for (u32 r = 0; r < config::kRanks; ++r) store_relaxed_system(step.poison(r), word);
+  for (u32 r = 0; r < config::kRanks; ++r) store_relaxed_system(step.poison(r, step.rank), word);
+}
+
+// Has `reporter` poisoned this rank?
+__device__ inline bool poisoned_by(const Step& step, u32 epoch, u32 phase, u32 reporter) {
+  u64 word = load_relaxed_system(step.poison(step.rank, reporter));
+  if (word == 0 || step.masked[reporter] != 0) return false;
+  report(step, epoch, phase, {kStatusPoisoned, static_cast<u32>(word >> 32) & 0x3fffu, reporter, static_cast<u32>(word),
+                              static_cast<u32>(word >> 60) & 7u});
+  return true;
 }
 
 __device__ inline bool poisoned(const Step& step, u32 epoch, u32 phase) {
-  u64 word = load_relaxed_system(step.poison(step.rank));
-  if (word == 0) return false;
-  report(step, epoch, phase, {kStatusPoisoned, static_cast<u32>(word >> 32) & 0x3fffu, static_cast<u32>(word >> 46) & 0x3fffu,
-                              static_cast<u32>(word), static_cast<u32>(word >> 60) & 7u});
-  return true;
+  bool any = false;
+  for (u32 r = 0; r < config::kRanks; ++r) any |= poisoned_by(step, epoch, phase, r);
+  return any;
 }
 
 // Did the lane die before this phase? A death in this very phase does not count: some blocks of the kernel may already
@@ -140,9 +148,10 @@ __device__ inline bool await_word(const Step& step, const u64* word, u32 epoch, 
 // threads of the block if any wait failed.
 template <class Protocol, class Where, class Seen>
 __device__ inline bool await_records(const Step& step, u32 epoch, u32 phase, const u32* active, Where where, Seen seen) {
-  bool failed = threadIdx.x == blockDim.x - 1 && poisoned(step, epoch, phase);
+  bool failed = false;
   for (u32 r = threadIdx.x; r < config::kRanks; r += blockDim.x) {
     u64 word = 0;
+    failed |= poisoned_by(step, epoch, phase, r);
     if (!active[r]) {
       seen(r, make_record(epoch, 0, Protocol::kCode));
     } else if (!await_word<Protocol::kAcquires>(step, where(r), epoch, phase, r, word)) {
