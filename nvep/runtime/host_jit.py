@@ -38,6 +38,8 @@ FLAGS = (
     "-fno-threadsafe-statics",
     "-Wall",
     "-Wno-unknown-pragmas",
+    "-Wno-unknown-warning-option",  # Clang does not know the next one
+    "-Wno-maybe-uninitialized",  # GCC takes a lane's units beyond a short chunk for used ones
     "-DNVEP_EMULATED=1",
 )
 LOCK_TIMEOUT_S = 300.0

@@ -12,8 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nvep.config import Settings
+from nvep.config import ExchangeConfig, Settings
 from nvep.errors import CompilationError, DeviceError
+from nvep.exchange.plan import Plan
 from nvep.runtime.arguments import ArgumentStruct, Field
 from nvep.runtime.emulated import EmulatedDevice
 from nvep.runtime.host_jit import HostJit, find_compiler
@@ -89,6 +90,23 @@ def test_everything_that_matters_is_in_the_key(settings: Settings, tmp_path: Pat
 def test_extra_flags_reach_the_compiler(settings: Settings) -> None:
     with pytest.raises(CompilationError, match=r"append: .*-Dprintf=3x"):
         HostJit(settings, extra_flags=["-Dprintf=3x"]).kernel(source("append"))
+
+
+@pytest.mark.parametrize(("elements", "chunk_bytes"), [(128, 2048), (24, 48), (640, 32), (1032, 4096)])
+def test_kernels_of_any_shape_compile_silently(
+    elements: int, chunk_bytes: int, settings: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = ExchangeConfig(
+        num_experts=4,
+        top_k=2,
+        max_tokens=4,
+        row_bytes=elements * 2,
+        protocol="sentinel",
+        chunk_bytes=chunk_bytes,
+        partial_format="fp32",
+    )
+    HostJit(settings).kernel(Plan(config, 2).kernels("sentinel")["combine"])
+    assert caplog.messages == []
 
 
 def test_the_compilers_words_are_in_the_error(settings: Settings, tmp_path: Path) -> None:
