@@ -5,7 +5,7 @@ TOKENS ?=
 COMPILE_ARCHS ?= sm_90a,sm_100a,sm_103a,sm_120
 PYTEST_ARGS ?=
 
-.PHONY: demo test lint typecheck pytest coverage compile format docs wheel-size clean venv
+.PHONY: demo test prove lint typecheck pytest coverage compile format docs wheel-size clean venv
 
 ## demo: four ranks generate text with a mixture-of-experts model, checked against a single-process reference
 demo: venv
@@ -32,6 +32,14 @@ coverage: venv
 	$(BIN)/coverage run -m pytest $(PYTEST_ARGS)
 	$(BIN)/coverage combine -q
 	$(BIN)/coverage report
+
+## prove: the true protocols under the simulated memory model, then every planted bug, which must be caught
+prove: venv
+	$(BIN)/nvep simulate --protocol fence --seeds 0:150
+	$(BIN)/nvep simulate --protocol sentinel --seeds 0:150
+	$(BIN)/nvep simulate --protocol mixed --seeds 0:150
+	$(BIN)/nvep simulate --protocol sentinel --no-axiom --strict-ptx --seeds 0:50
+	$(BIN)/nvep simulate --mutate all --seeds 0:2000 --jobs 2
 
 ## compile: every kernel to cubins, with no driver
 compile: venv

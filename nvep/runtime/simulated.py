@@ -57,7 +57,7 @@ class Chance:
     preempt: int = 32
     hold: int = 128
     pause: int = 64
-    spin_bound: int = 12
+    spin_bound: int = 4
 
 
 ORDERLY = Chance(stale=0, early=0, preempt=0, hold=0, pause=0)
@@ -76,6 +76,8 @@ class Rule:
         Where; line 0 is everywhere.
     rank, block, thread : int or None
         Whom; None is everybody.
+    kernel : str
+        In which kernel; empty is any.
     skip, times : int
         How often it does not apply at first, and how often it applies then.
     """
@@ -86,12 +88,21 @@ class Rule:
     rank: int | None = None
     block: int | None = None
     thread: int | None = None
+    kernel: str = ""
     skip: int = 0
     times: int = ANY
 
     def c(self) -> CRule:
         who = [ANY if n is None else n for n in (self.rank, self.block, self.thread)]
-        return CRule(_DIRECTIVES[self.directive], *who, self.line, self.skip, self.times, self.file.encode())
+        return CRule(
+            _DIRECTIVES[self.directive],
+            *who,
+            self.line,
+            self.skip,
+            self.times,
+            self.file.encode(),
+            self.kernel.encode(),
+        )
 
 
 @dataclass(frozen=True)
@@ -292,6 +303,10 @@ class SimulatedDevice(Device):
     def make_current(self) -> None:
         """Nothing to bind."""
 
+    def synchronize(self) -> None:
+        if self.simulation.started:
+            self.simulation.run()
+
     def allocate(self, nbytes: int) -> EmulatedMemory:
         return self.allocate_host(nbytes)
 
@@ -375,9 +390,6 @@ class SimulatedDevice(Device):
 
     def is_capturing(self, stream: Stream) -> bool:
         return False
-
-    def synchronize(self) -> None:
-        self._default.synchronize()
 
     def close(self) -> None:
         """The simulation owns everything."""

@@ -48,6 +48,7 @@ class CRule(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_uint32) for name in ("directive", "rank", "block", "thread", "line", "skip", "times")),
         ("file", ctypes.c_char * 128),
+        ("kernel", ctypes.c_char * 32),
     ]
 
 

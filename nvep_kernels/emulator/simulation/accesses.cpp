@@ -177,6 +177,7 @@ void fence(Fiber* fiber, Scope scope, Site site) {
 void load_weak(Fiber* fiber, const void* p, void* value, unsigned bytes, Site site) {
   Sim& sim = sim_of(fiber);
   const u64 address = reinterpret_cast<u64>(p);
+  stay_back(fiber, site);
   const Actor actor = actor_of(fiber);
   u64 first = 0;
   memcpy(value, p, bytes);

@@ -81,12 +81,19 @@ Queue* Sim::add_stream(u32 rank) {
   return stream;
 }
 
+namespace {
+
+Place place_of(const Actor& actor, Site site) {
+  return {actor.rank, actor.block, actor.thread, actor.kernel, site.file, static_cast<u32>(site.line)};
+}
+
+}  // namespace
+
 u32 Sim::older(const Actor& actor, Site site, u32 count) {
-  const u32 line = static_cast<u32>(site.line);
   const bool bounded = running && thread_of_fiber(running)->polls >= options.spin_bound;
   if (fresh || bounded)
     distance = 0;
-  else if (rules.any() && rules.apply(Directive::kStale, actor.rank, actor.block, actor.thread, site.file, line))
+  else if (rules.any() && rules.apply(Directive::kStale, place_of(actor, site)))
     distance = count;
   else if (random.chance(options.stale))
     distance = random.chance(512) ? count : random.below(count + 1);
@@ -96,8 +103,7 @@ u32 Sim::older(const Actor& actor, Site site, u32 count) {
 }
 
 u32 Sim::earlier(const Actor& actor, Site site, u32 count) {
-  const u32 line = static_cast<u32>(site.line);
-  if (rules.any() && rules.apply(Directive::kEarly, actor.rank, actor.block, actor.thread, site.file, line))
+  if (rules.any() && rules.apply(Directive::kEarly, place_of(actor, site)))
     distance = count;
   else if (random.chance(options.early))
     distance = random.chance(512) ? count : random.below(count + 1);

@@ -9,6 +9,8 @@ namespace simulated {
 namespace {
 
 constexpr u64 kPickNs = 20;
+constexpr u64 kHeldSteps =
+    100;                     // those whom a written schedule holds back come on this many times while time jumps once
 constexpr u32 kSweeps = 24;  // a poll that meets at warp collectives takes several turns
 constexpr u64 kForever = ~0ull;
 
@@ -108,7 +110,7 @@ void release_held(Sim& sim, u32 i) {
 bool sweep(Sim& sim) {
   const u64 moves = sim.moves;
   sim.fresh = true;
-  for (u32 pass = 0; pass < kSweeps; ++pass) {
+  for (u32 pass = 0; pass < kSweeps && sim.moves == moves; ++pass) {
     for (u32 r = 0; r < sim.ranks.size; ++r) {
       Vec<Fiber*>& spinning = sim.ranks[r].spinning;
       for (u32 n = spinning.size; n && !sim.failed && spinning.size; --n) {
@@ -144,7 +146,7 @@ Situation weigh(Sim& sim, Vec<u32>& active, Vec<u32>& all) {
 
 // Nobody who may run has anything but polling to do. True if something was done about it.
 bool relax(Sim& sim, const Situation& now) {
-  if (sim.idle < 2 * now.spinners + 8 && now.spinners) return false;
+  if (sim.idle < now.spinners / 4 + 8 && now.spinners) return false;
   if (now.active_paused) {
     for (u32 r = 0; r < sim.ranks.size; ++r) sim.ranks[r].paused_until = 0;
     sim.idle = 0;
@@ -155,11 +157,14 @@ bool relax(Sim& sim, const Situation& now) {
     return true;
   }
   if (!now.spinners && !sim.held.size) return false;
+  if (sim.idle < now.spinners + 8 && now.spinners) return false;
   if (!sweep(sim)) return true;
-  if (sim.held.size)
+  if (sim.held.size) {
+    sim.now_ns += sim.options.jump_ns / kHeldSteps;
     release_held(sim, 0);
-  else
+  } else {
     sim.now_ns += sim.options.jump_ns;
+  }
   return true;
 }
 
@@ -192,7 +197,7 @@ void run_until(Sim& sim, Queue* target) {
     disturb(sim);
     const Situation now = weigh(sim, active, all);
     if (!now.active && relax(sim, now)) continue;
-    const bool poll = !now.active || sim.random.chance(64);
+    const bool poll = !now.active || sim.random.chance(32);
     const u32 rank = draw_rank(sim, poll ? all : active);
     if (rank < sim.ranks.size) {
       run_rank(sim, rank, !poll);
@@ -219,18 +224,25 @@ void wake(Fiber* fiber) {
   ++run.sim->moves;
 }
 
-void before_access(Fiber* fiber, Site site) {
+void stay_back(Fiber* fiber, Site site) {
   BlockRun& block = *block_of(fiber);
   Sim& sim = *block.run->sim;
+  if (!sim.rules.any()) return;
+  const u32 rank = block.run->stream->rank, line = static_cast<u32>(site.line);
+  const Place place = {rank, block.block.index, fiber->thread_index.x, block.run->grid.name, site.file, line};
+  if (!sim.rules.apply(Directive::kLate, place)) return;
   Thread& thread = *thread_of_fiber(fiber);
-  if (sim.rules.any() && sim.rules.apply(Directive::kLate, block.run->stream->rank, block.block.index,
-                                         fiber->thread_index.x, site.file, static_cast<u32>(site.line))) {
-    thread.held_until = kForever;
-    step_aside(fiber, State::kReady);
-    thread.held_until = 0;
-  }
+  thread.held_until = kForever;
+  step_aside(fiber, State::kReady);
+  thread.held_until = 0;
+}
+
+void before_access(Fiber* fiber, Site site) {
+  Sim& sim = *block_of(fiber)->run->sim;
+  stay_back(fiber, site);
   if (!sim.random.chance(sim.options.preempt)) return;
-  if (sim.random.chance(sim.options.hold)) thread.held_until = sim.picks + (32ull << sim.random.below(8));
+  if (sim.random.chance(sim.options.hold))
+    thread_of_fiber(fiber)->held_until = sim.picks + (32ull << sim.random.below(8));
   step_aside(fiber, State::kReady);
 }
 

@@ -23,6 +23,15 @@ struct Rule {
   u32 skip;                 // times it does not apply first
   u32 times;                // times it applies
   char file[128];           // end of the file's name
+  char kernel[32];          // empty: any
+};
+
+// Where a thread is about to do something.
+struct Place {
+  u32 rank, block, thread;
+  const char* kernel;
+  const char* file;
+  u32 line;
 };
 
 class Rules {
@@ -30,10 +39,10 @@ class Rules {
   ~Rules() { rules_.free_all(); }
   void add(const Rule& rule) { rules_.push(rule); }
   bool any() const { return rules_.size != 0; }
-  bool apply(Directive directive, u32 rank, u32 block, u32 thread, const char* file, u32 line) {
+  bool apply(Directive directive, const Place& place) {
     for (u32 i = 0; i < rules_.size; ++i) {
       Rule& rule = rules_[i];
-      if (rule.directive != directive || !matches(rule, rank, block, thread, file, line)) continue;
+      if (rule.directive != directive || !matches(rule, place)) continue;
       if (rule.skip) {
         --rule.skip;
         continue;
@@ -46,14 +55,15 @@ class Rules {
   }
 
  private:
-  static bool matches(const Rule& rule, u32 rank, u32 block, u32 thread, const char* file, u32 line) {
-    if (rule.rank != kAny && rule.rank != rank) return false;
-    if (rule.block != kAny && rule.block != block) return false;
-    if (rule.thread != kAny && rule.thread != thread) return false;
+  static bool matches(const Rule& rule, const Place& place) {
+    if (rule.rank != kAny && rule.rank != place.rank) return false;
+    if (rule.block != kAny && rule.block != place.block) return false;
+    if (rule.thread != kAny && rule.thread != place.thread) return false;
+    if (rule.kernel[0] && strcmp(rule.kernel, place.kernel) != 0) return false;
     if (!rule.line) return true;
-    if (rule.line != line || !file) return false;
-    const size_t have = strlen(file), want = strlen(rule.file);
-    return have >= want && strcmp(file + have - want, rule.file) == 0;
+    if (rule.line != place.line || !place.file) return false;
+    const size_t have = strlen(place.file), want = strlen(rule.file);
+    return have >= want && strcmp(place.file + have - want, rule.file) == 0;
   }
   Vec<Rule> rules_;
 };

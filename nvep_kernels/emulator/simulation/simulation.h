@@ -209,7 +209,8 @@ void launch_dependents(BlockRun& block);
 void run_until(Sim& sim, Queue* target);
 void step_aside(Fiber* fiber, State state);
 void wake(Fiber* fiber);
-// Called by a thread before an access: others may run first.
+// Called by a thread before an access: others may run first, by the rules of a written schedule, or by chance too.
+void stay_back(Fiber* fiber, Site site);
 void before_access(Fiber* fiber, Site site);
 
 extern const Operations kSimulatedOperations;
