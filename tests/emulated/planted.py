@@ -11,9 +11,7 @@ from nvep.runtime.source import KernelSource
 FIELDS = [Field("words", "unsigned int*"), Field("flag", "unsigned int*"), Field("count", "u32"), Field("mode", "u32")]
 MODES = {
     name: number
-    for number, name in enumerate(
-        ("outside", "undefined", "acquire", "no-acquire", "barrier", "no-barrier", "divergent"), start=1
-    )
+    for number, name in enumerate(("outside", "undefined", "acquire", "no-acquire", "barrier", "no-barrier"), start=1)
 }
 THREADS = 64
 

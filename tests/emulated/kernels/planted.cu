@@ -6,7 +6,7 @@
 using namespace nvep;
 
 // As in planted.py.
-constexpr u32 kOutside = 1, kUndefined = 2, kAcquire = 3, kNoAcquire = 4, kBarrier = 5, kNoBarrier = 6, kDivergent = 7;
+constexpr u32 kOutside = 1, kUndefined = 2, kAcquire = 3, kNoAcquire = 4, kBarrier = 5, kNoBarrier = 6;
 constexpr u32 kMessage = 7;
 
 struct PlantedShared {
@@ -44,9 +44,6 @@ extern "C" __global__ void planted(const __grid_constant__ PlantedArguments argu
     case kAcquire:
     case kNoAcquire:
       pass_on(arguments.words, arguments.flag, arguments.mode == kAcquire);
-      break;
-    case kDivergent:
-      if (threadIdx.x % 2 == 0) __syncthreads();
       break;
     default:
       mirror(arguments.words, arguments.mode == kBarrier);
