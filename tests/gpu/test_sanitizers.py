@@ -14,8 +14,8 @@ import pytest
 from nvep.testing.phase_by_phase import run_phase_by_phase
 
 PROGRAM = Path(__file__).with_name("sanitized_program.py")
-# No error is planted for synccheck: on Hopper it does not report a barrier that half of a warp passes and the other half
-# leaves out by returning, which is what the emulated device reports.
+# No error is planted for synccheck: on Hopper it does not report a barrier that half of a warp passes and the other
+# half leaves out by returning, which is what the emulated device reports.
 TOOLS = ("memcheck", "racecheck", "synccheck")
 FOUND = 9  # exit status of a run in which a tool found something
 LIMIT = 240.0  # seconds of one run
