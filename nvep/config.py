@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -62,8 +63,8 @@ class Settings:
             deadline = -1.0
         if not 0.0 < deadline < 1e6:
             raise ArgumentError("NVEP_DEADLINE", text, "seconds, above 0 and below 1e6")
-        home = os.environ.get("XDG_CACHE_HOME")
-        default_cache = Path(home) if home else Path(os.environ.get("HOME", "/tmp")) / ".cache"
+        xdg = os.environ.get("XDG_CACHE_HOME")
+        default_cache = Path(xdg) if xdg else _home() / ".cache"
         cache = os.environ.get("NVEP_CACHE_DIR")
         return Settings(
             device=device,
@@ -72,6 +73,17 @@ class Settings:
             cxx=os.environ.get("CXX"),
             cuda_arch=os.environ.get("NVEP_CUDA_ARCH"),
         )
+
+
+def _home() -> Path:
+    """Home of this user, never a folder that others write too: libraries are loaded from there."""
+    stated = os.environ.get("HOME")
+    if stated:
+        return Path(stated)
+    try:
+        return Path(pwd.getpwuid(os.getuid()).pw_dir)
+    except KeyError:  # a user without an entry; where "/" cannot be written, nothing is kept
+        return Path("/")
 
 
 def widen_hardware_queues() -> None:
