@@ -98,6 +98,15 @@ def test_pictures_are_svg_with_a_title(picture: Path) -> None:
     assert root.find(f"{SVG}desc") is not None
 
 
+@pytest.mark.parametrize("package", ["nvep", "nvep_kernels", "tests"])
+def test_the_map_shows_the_folders_that_exist(package: str) -> None:
+    text = (REPOSITORY / "docs" / "layout.md").read_text()
+    (section,) = re.findall(rf"^{package}/.*?\n((?:  .*\n)+)", text, re.MULTILINE)
+    shown = set(re.findall(r"\b(\w+)/", "\n".join(line[:40] for line in section.splitlines())))
+    folders = {path.name for path in (REPOSITORY / package).iterdir() if path.is_dir() and path.name != "__pycache__"}
+    assert shown == folders
+
+
 def _shell_lines() -> list[tuple[str, str]]:
     """Commands of ``sh`` and ``console`` blocks, with their page."""
     lines = []
