@@ -34,6 +34,7 @@ class ExchangeState:
         self.device = group.device
         self._closed = False
         self._failure: NvepError | None = None
+        self._unseen: NvepError | None = None  # found by close
         group.together(lambda: _require_config(config, group))
         group.agree("placement", config.placement)  # which repr(config) leaves out
         group.agree("ExchangeConfig", config)
@@ -183,6 +184,8 @@ class ExchangeState:
             self.memory.poison_peers()  # or they, who know nothing of it, would wait for this rank until their deadline
         try:
             self.drain()
+            if self._failure is None:
+                self._unseen = self.memory.status.error()
             self.memory.acknowledge()  # no kernel of this rank runs any more: survivors may recover
         finally:
             self._closed = True
@@ -200,6 +203,8 @@ class ExchangeState:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         self.note_failure(error)
         self.close()
+        if error is None and self._unseen is not None:
+            raise self._unseen  # a step failed and nobody looked: leaving quietly would hide it
 
     def note_failure(self, error: BaseException | None) -> None:
         """This rank is leaving because of ``error``: ``close`` will end the waits of its peers."""

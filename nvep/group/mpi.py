@@ -67,11 +67,13 @@ class MpiGroup(RankGroup):
         self._abandoned: list[Any] = []
         self._excluded: set[int] = set()
         with ExitStack() as undo:
+            self.rank, self.size = comm.rank, comm.size
             with _mpi_errors("duplicating the communicator"):
-                self._comm = comm.Dup()
+                # Without blocking: a rank that never comes must be noticed. The calls after this find all ranks here.
+                self._comm, pending = comm.Idup()
+                self._await_all(pending)
                 undo.callback(self._free)
                 self._comm.Set_errhandler(MPI.ERRORS_RETURN)
-            self.rank, self.size = self._comm.rank, self._comm.size
             host = self._find_host()
             self._unname_shared_files()
             kind = self.together(lambda: device_kind(device))
@@ -80,6 +82,13 @@ class MpiGroup(RankGroup):
             mine = (host, physical_device(self.device))
             self.ranks_on_device = 1 if self.device.emulated else self.allgather(mine).count(mine)
             undo.pop_all()
+
+    def _await_all(self, pending: MPI.Request) -> None:
+        try:
+            self._wait(pending.Test, set)
+        except GroupError:
+            where = f"rank {self.rank} of {self.size} waited {self.timeout:g} s in RankGroup.from_mpi"
+            raise GroupError(f"not all ranks came: {where}") from None
 
     def _find_host(self) -> int:
         """Set local rank and size; return the lowest rank of this host, which stands for it."""

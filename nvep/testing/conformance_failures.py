@@ -9,6 +9,7 @@ import pytest
 
 from nvep import errors
 from nvep.arrays import ArrayOwner, DeviceArray
+from nvep.config import ExchangeConfig
 from nvep.exchange import Arrivals, Exchange
 from nvep.group import RankGroup
 from nvep.testing.backend import Backend
@@ -95,6 +96,27 @@ class FailureConformance(Backend):
         with pytest.raises(errors.PeerTimeout):
             exchange.check()
         return f"{caught.value.phase} {caught.value.suspect}"
+
+    def test_leaving_tells_of_a_failure_that_nobody_saw(self) -> None:
+        config = self.config(deadline=0.3)
+
+        def main(group: RankGroup) -> None:
+            if group.rank == 1:
+                exchange = Exchange(group, config)
+                group.barrier()
+                exchange.close()
+                return
+            with pytest.raises(errors.PeerTimeout, match="rank 1 did not answer"):
+                self._dispatch_and_leave(group, config)
+
+        self.run(main, 2)
+
+    @staticmethod
+    def _dispatch_and_leave(group: RankGroup, config: ExchangeConfig) -> None:
+        with Exchange(group, config) as exchange:
+            source = random_step((107,), config, group.size).sources[group.rank]
+            exchange.dispatch(source.payloads[0], source.expert_ids, source.expert_weights)
+            group.barrier()
 
     def test_closed_exchange(self) -> None:
         config = self.config()

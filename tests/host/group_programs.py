@@ -14,6 +14,8 @@ from mpi4py import MPI
 
 import nvep
 from nvep.errors import ArgumentError, ConfigMismatch, DeviceError, GroupError
+from nvep.group import RankGroup
+from nvep.group import mpi as mpi_group
 from nvep.group.mpi import MpiGroup, install_abort_hook
 
 
@@ -146,6 +148,19 @@ def lost(how: signal.Signals) -> None:
         if how == signal.SIGSTOP:
             os.kill(processes[1], signal.SIGKILL)
     os._exit(0)  # MPI_Finalize would wait for the lost rank
+
+
+def never_comes() -> None:
+    """Rank 1 does not make a group: the others must not wait for ever."""
+    if MPI.COMM_WORLD.rank == 1:
+        time.sleep(4.0)
+        os._exit(0)
+    mpi_group.collective_timeout = lambda: 1.0
+    try:
+        RankGroup.from_mpi(MPI.COMM_WORLD, device="emulated")
+    except GroupError as error:
+        print(f"{MPI.COMM_WORLD.rank}: {error}", flush=True)
+    os._exit(0)
 
 
 def killed() -> None:

@@ -94,6 +94,13 @@ def test_survivors_name_a_lost_rank_and_close(how: str) -> None:
     assert said(result) == {r: [expected.format(r)] for r in (0, 2)}
 
 
+def test_a_rank_that_makes_no_group_is_noticed() -> None:
+    lines = said(run("never_comes", 3))
+    for rank in (0, 2):
+        where = f"rank {rank} of 3 waited 1 s in RankGroup.from_mpi"
+        assert lines[rank] == [f"not all ranks came: {where}"]
+
+
 def test_a_killed_rank_ends_a_plain_job_at_once() -> None:
     result = run("killed", 3)
     assert result.returncode not in (0, None)
