@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from nvep.errors import ArgumentError
+from nvep.exchange.plan import KERNEL_NAMES
 from nvep.protocols.fence import FENCE
 from nvep.protocols.sentinel import SENTINEL
 from nvep.runtime.simulated_library import Overlay
@@ -40,8 +41,6 @@ class Mutation:
         Kind of scenario that it is looked for in.
     patches : tuple of Patch
         What is changed.
-    dependent : bool
-        Every kernel is launched as a dependent of the one before it.
     shared_landing : bool
         Sentinel's arrivals are shown in Fence's receive buffers.
     """
@@ -49,7 +48,6 @@ class Mutation:
     name: str
     protocol: str
     patches: tuple[Patch, ...] = ()
-    dependent: bool = False
     shared_landing: bool = False
 
     def overlay(self) -> Overlay | None:
@@ -271,6 +269,10 @@ _LIST = [
         ),
         shared_landing=True,
     ),
-    Mutation("pdl-no-wait", "fence", dependent=True),
+    Mutation(
+        "pdl-no-wait",
+        "mixed",
+        tuple(Patch(f"kernels/{name}.cu", "  grid_dependency_wait();\n", "") for name in KERNEL_NAMES),
+    ),
 ]
 MUTATIONS = {mutation.name: mutation for mutation in _LIST}

@@ -95,7 +95,7 @@ class Scenario:
     chance, rules :
         How the schedule is drawn, or written.
     dependent : bool
-        Kernels are launched as dependents of those before them.
+        A kernel directly behind another one on its stream is launched as its dependent.
     """
 
     kind: ScenarioKind
@@ -178,6 +178,7 @@ def random_scenario(kind: ScenarioKind, seed: int) -> Scenario:
         blocks=int(rng.integers(1, 4)),
         threads=int(rng.choice([32, 64])),
         chance=_chance(rng),
+        dependent=bool(rng.random() < 0.5),
     )
 
 

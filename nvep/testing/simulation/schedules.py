@@ -52,6 +52,7 @@ class Written:
     lanes: tuple[int, ...] = ()
     masked: int | None = None
     protocols: tuple[str, ...] = ()
+    dependent: bool = False
 
 
 def _phases(*steps: tuple[str, int]) -> tuple[Operation, ...]:
@@ -112,7 +113,8 @@ SCHEDULES: dict[str, Written] = {
         slow_rank=1,
     ),
     "shared-landing": Written(slow_rank=1, protocols=("sentinel", "fence", "sentinel")),
-    "pdl-no-wait": Written(phases=("dispatch", "release")),
+    # Nothing but the kernel before comes between a release and the next dispatch.
+    "pdl-no-wait": Written(phases=("dispatch", "release"), dependent=True),
 }
 
 
@@ -144,7 +146,7 @@ def written_scenario(name: str, seed: int | None = None) -> Scenario:
         threads=32,
         chance=ORDERLY,
         rules=tuple(rules),
-        dependent=mutation.dependent,
+        dependent=written.dependent,
     )
 
 

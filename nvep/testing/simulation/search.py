@@ -33,16 +33,11 @@ class Search:
     failures: list[Failure] = field(default_factory=list)
 
 
-def search(
-    kind: ScenarioKind, seeds: Iterable[int], *, simulator: Simulator, most: int = 1, dependent: bool = False
-) -> Search:
+def search(kind: ScenarioKind, seeds: Iterable[int], *, simulator: Simulator, most: int = 1) -> Search:
     """Run the scenarios of ``seeds`` until ``most`` have failed."""
     found = Search()
     for seed in seeds:
-        scenario = random_scenario(kind, seed)
-        if dependent:
-            scenario = replace(scenario, dependent=True)
-        run = run_scenario(simulator, scenario)
+        run = run_scenario(simulator, random_scenario(kind, seed))
         found.seeds += 1
         found.steps += run.steps
         found.seconds += run.seconds
@@ -57,9 +52,7 @@ def hunt(mutation: Mutation, kind: ScenarioKind, seeds: Iterable[int], *, settin
     """Look for a seed that a mutation fails with; ``kind.protocol`` gives way to the mutation's."""
     simulator = Simulator(settings, overlay=mutation.overlay())
     with mutation.planted():
-        return search(
-            replace(kind, protocol=mutation.protocol), seeds, simulator=simulator, dependent=mutation.dependent
-        )
+        return search(replace(kind, protocol=mutation.protocol), seeds, simulator=simulator)
 
 
 def prove_replay(failure: Failure, *, simulator: Simulator) -> bool:
