@@ -24,10 +24,12 @@ step() { # name, seconds, command...
 
 date -u +%Y-%m-%dT%H:%MZ | tee -a "$out/summary.txt"
 nvidia-smi --query-gpu=name,driver_version --format=csv,noheader | tee -a "$out/summary.txt"
-KEEP=12 step tests 240 "$python" -m pytest -o minversion=7 tests/gpu tests/multi_gpu -q --maxfail=10
+KEEP=12 step tests 280 "$python" -m pytest -o minversion=7 tests/gpu tests/multi_gpu -q --maxfail=10
 for ranks in 1 2 4 8; do KEEP=1 step "demo-$ranks" 60 "$python" -m nvep.cli demo --ranks "$ranks" --tokens 48; done
 KEEP=1 step demo-mpi-2 60 "${mpirun[@]}" -n 2 "$python" -m nvep.cli demo --tokens 48
 for ranks in 2 4 8; do KEEP=1 step "replay-$ranks" 60 "$python" -m nvep.cli replay "$trace" --ranks "$ranks"; done
+KEEP=1 step replay-sentinel-8 60 "$python" -m nvep.cli replay "$trace" --ranks 8 --protocol sentinel
+KEEP=1 step demo-sentinel-4 60 "$python" -m nvep.cli demo --ranks 4 --tokens 48 --protocol sentinel
 KEEP=1 step replay-mpi-2 60 "${mpirun[@]}" -n 2 "$python" -m nvep.cli replay "$trace"
 step pairs 150 "$python" -m pytest -o minversion=7 perf -q -s --benchmark-json="$out/pairs.json"
 grep 'us a pair' "$out/pairs.log" | tee -a "$out/summary.txt"
