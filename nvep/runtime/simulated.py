@@ -189,6 +189,10 @@ class Simulation:
         """The first update of the word at ``address`` is the last event kept: what follows only spreads the news."""
         self._calls.nvep_sim_alarm(self._sim, address)
 
+    def forget(self) -> None:
+        """Everything has ended and a host waited for it: what happened before orders nothing any more."""
+        self._calls.nvep_sim_forget(self._sim)
+
     def run(self, stream: int | None = None) -> None:
         """Run until ``stream``, or everything, has ended.
 

@@ -89,6 +89,7 @@ _SIGNATURES: dict[str, tuple[type | None, list[object]]] = {
     "nvep_sim_stream": (_P, [_P, _U32]),
     "nvep_sim_records": (None, [_P, _U64, _U64]),
     "nvep_sim_alarm": (None, [_P, _U64]),
+    "nvep_sim_forget": (None, [_P]),
     "nvep_sim_rule": (None, [_P, ctypes.POINTER(CRule)]),
     "nvep_sim_launch": (ctypes.c_int, [_P, ctypes.POINTER(CLaunch)]),
     "nvep_sim_copy_in": (None, [_P, _U64, ctypes.c_char_p, _U64]),

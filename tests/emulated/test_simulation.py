@@ -51,11 +51,14 @@ def test_scenarios_differ_in_what_matters() -> None:
     assert {s.threads for s in drawn} == {32, 64}
     assert {s.blocks for s in drawn} == {1, 2, 3}
     assert any(s.masked is not None for s in drawn)
+    assert {s.dependent for s in drawn} == {True, False}
+    assert any(s.recovered is not None for s in drawn)
     assert any(s.first_epoch >= (1 << 32) - 2 for s in drawn)
     assert any(len(set(s.protocols)) == 2 for s in drawn)
     names = {operation.name for s in drawn for operation in s.program}
     assert names == {
-        "dispatch", "dispatch_send", "dispatch_recv", "combine", "combine_send", "combine_recv", "release", "mask"
+        "dispatch", "dispatch_send", "dispatch_recv", "combine", "combine_send", "combine_recv", "release", "mask",
+        "leave", "recover",
     }  # fmt: skip
 
 

@@ -7,11 +7,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from nvep.errors import ArgumentError
+from nvep.exchange.memory import ExchangeMemory
 from nvep.exchange.plan import KERNEL_NAMES
 from nvep.protocols.fence import FENCE
 from nvep.protocols.sentinel import SENTINEL
 from nvep.runtime.simulated_library import Overlay
 from nvep.runtime.source import KERNEL_ROOT
+from nvep.symmetric import SymmetricHeap
 
 _FENCE, _LANE = "protocols/fence.cuh", "protocols/lane.cuh"
 _SENTINEL = "protocols/sentinel.cuh"
@@ -43,12 +45,15 @@ class Mutation:
         What is changed.
     shared_landing : bool
         Sentinel's arrivals are shown in Fence's receive buffers.
+    no_refill : bool
+        A recovery leaves wires and records as they are.
     """
 
     name: str
     protocol: str
     patches: tuple[Patch, ...] = ()
     shared_landing: bool = False
+    no_refill: bool = False
 
     def overlay(self) -> Overlay | None:
         """The mutated files.
@@ -71,13 +76,21 @@ class Mutation:
     @contextmanager
     def planted(self) -> Iterator[None]:
         """The host's part of the mutation, while the context lasts."""
-        true = SENTINEL.arrivals
+        arrivals, write_heap = SENTINEL.arrivals, ExchangeMemory._write_heap
+
+        def write_new_heap(memory: ExchangeMemory, heap: SymmetricHeap, first_epoch: int) -> None:
+            if not hasattr(memory, "heap"):  # under construction
+                write_heap(memory, heap, first_epoch)
+
         if self.shared_landing:
             SENTINEL.arrivals = FENCE.arrivals
+        if self.no_refill:
+            ExchangeMemory._write_heap = write_new_heap  # type: ignore[method-assign, assignment]
         try:
             yield
         finally:
-            SENTINEL.arrivals = true
+            SENTINEL.arrivals = arrivals
+            ExchangeMemory._write_heap = write_heap  # type: ignore[method-assign]
 
 
 _INCREMENT = "if (fetch_add_acq_rel_device(arrivals, 1u) != gridDim.x - 1) return false;"
@@ -246,6 +259,7 @@ _LIST = [
         "sentinel",
         (Patch(_DISPATCH, "missing |= header[i] == kEmpty;", "missing |= k == 0 && header[i] == kEmpty;"),),
     ),
+    Mutation("recover-without-refill", "sentinel", no_refill=True),
     # Both.
     Mutation(
         "shared-landing",

@@ -5,13 +5,14 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from nvep.config import Settings
-from nvep.errors import CompilationError, NvepError
+from nvep.errors import CompilationError, NvepError, PeerTimeout
 from nvep.exchange import Arrivals, Exchange
 from nvep.group.local import LocalGroup, _Rendezvous
 from nvep.reference.exchange import ReferenceArrivals
@@ -155,6 +156,8 @@ class _Rank:
 
     def _arrived(self, step: int, arrivals: Arrivals, stream: SimulatedStream) -> None:
         self._arrivals[step] = arrivals
+        if step < (self.scenario.recovered or 0):
+            return  # what a step that may fail shows is undefined, and peers may still be writing it
         seen = self.seen[step]
         seen.rows = [self._copy(rows, stream) for rows in arrivals.payloads]
         seen.ids = self._copy(arrivals.expert_ids, stream)
@@ -162,7 +165,8 @@ class _Rank:
         seen.counts = self._copy(arrivals.counts, stream)
 
     def _returned(self, step: int, output: Any, stream: SimulatedStream) -> None:
-        self.seen[step].output = self._copy(output, stream)
+        if step >= (self.scenario.recovered or 0):
+            self.seen[step].output = self._copy(output, stream)
 
     def compare(self, step: int) -> None:
         """Raise AssertionError unless the step showed what the reference says."""
@@ -253,9 +257,12 @@ def _simulate(simulation: Simulation, exchanges: list[Exchange], scenario: Scena
     ranks = [_Rank(exchange, scenario) for exchange in exchanges]
     try:
         _enqueue(ranks, scenario)
+        if scenario.recovered is not None:
+            _recover(simulation, ranks, scenario)
         simulation.run()
         for exchange in exchanges:
-            exchange.check()
+            if scenario.recovered is None or exchange.group.rank != scenario.masked:
+                exchange.check()
         for step in range(scenario.steps):
             for rank in ranks:
                 rank.compare(step)
@@ -280,6 +287,10 @@ def _enqueue(ranks: list[_Rank], scenario: Scenario) -> None:
     other = -1
     for operation in scenario.program:
         lane = scenario.lanes[operation.step]
+        if operation.name == "recover":
+            return
+        if operation.name == "leave":
+            continue
         if operation.name == "mask":
             assert gone is not None
             mask = [rank.rank == masked for rank in ranks]
@@ -298,9 +309,42 @@ def _enqueue(ranks: list[_Rank], scenario: Scenario) -> None:
 def _enqueue_masked(rank: _Rank, scenario: Scenario) -> tuple[Event, Event]:
     """A rank that is masked later takes part until then, and ends."""
     for operation in scenario.program:
+        if operation.name == "leave":
+            break
         if operation.name != "mask" and rank.rank not in scenario.masked_in(operation.step):
             rank.enqueue(operation)
     return rank.end()
+
+
+def _recover(simulation: Simulation, ranks: list[_Rank], scenario: Scenario) -> None:
+    """Wait for what was enqueued, in vain or not; go on without the rank that left."""
+    lost = scenario.masked
+    assert lost is not None
+    simulation.run()
+    stay = [rank for rank in ranks if rank.rank != lost]
+    for rank in stay:
+        with suppress(PeerTimeout):  # its own, or what a peer said
+            rank.exchange.check()
+    simulation.stop()
+    simulation.forget()
+    ranks[lost].exchange.memory.acknowledge()
+    errors: list[BaseException] = []
+
+    def recover(index: int) -> None:
+        try:
+            stay[index].exchange.recover([lost])
+        except BaseException as error:
+            errors.append(error)
+            stay[index].exchange.group.abort(str(error))
+
+    _in_threads(recover, len(stay))
+    if errors:
+        raise errors[0]
+    simulation.start()
+    behind = [operation.name for operation in scenario.program].index("recover") + 1
+    for operation in scenario.program[behind:]:
+        for rank in stay:
+            rank.enqueue(operation)
 
 
 def shrink(simulator: Simulator, failure: Failure) -> Failure:

@@ -61,9 +61,10 @@ class Operation:
     Attributes
     ----------
     name : str
-        A phase, as the methods of ``Exchange`` are called, or ``mask``.
+        A phase, as the methods of ``Exchange`` are called; ``mask``; ``leave``, from where on a rank enqueues nothing;
+        or ``recover``, before which the others wait for everything, and after which they go on without it.
     step : int
-        Of a phase; for ``mask`` the first step that it may concern.
+        Of a phase; else the first step that it may concern.
     """
 
     name: str
@@ -89,7 +90,7 @@ class Scenario:
     one_stream : bool
         Lanes share a stream.
     masked : int or None
-        Rank that is masked by the ``mask`` operation, and takes no part from then on.
+        Rank that ``mask`` or ``leave`` is about, and that takes no part from then on.
     blocks, threads : int
         Launch shape.
     chance, rules :
@@ -121,11 +122,16 @@ class Scenario:
         if self.masked is None:
             return ()
         for operation in self.program:
-            if operation.name == "mask":
+            if operation.name in ("mask", "recover"):
                 return (self.masked,)
             if operation.step == step and operation.name.startswith("dispatch"):
                 return ()
         return ()
+
+    @property
+    def recovered(self) -> int | None:
+        """First step behind a recovery."""
+        return next((operation.step for operation in self.program if operation.name == "recover"), None)
 
     def tokens(self, step: int) -> Step:
         """What every rank brings to ``step``: the same for every scenario of this seed."""
@@ -134,7 +140,9 @@ class Scenario:
     def first_steps(self, steps: int) -> Scenario:
         """The same without the later steps."""
         program = tuple(operation for operation in self.program if operation.step < steps)
-        has_mask = any(operation.name == "mask" for operation in program)
+        has_mask = any(operation.name in ("mask", "recover") for operation in program)
+        if not has_mask:
+            program = tuple(operation for operation in program if operation.name != "leave")
         return replace(
             self,
             lanes=self.lanes[:steps],
@@ -166,7 +174,7 @@ def random_scenario(kind: ScenarioKind, seed: int) -> Scenario:
     masked = int(rng.integers(kind.ranks)) if kind.ranks > 2 and rng.random() < 0.25 else None
     program = tuple(_program(rng, lanes, masked is not None))
     start = [1, 0, _WORD - 1, _WORD - 2, int(rng.integers(_WORD))][int(rng.integers(5))]
-    return Scenario(
+    drawn = Scenario(
         kind=kind,
         seed=seed,
         first_epoch=start,
@@ -180,6 +188,19 @@ def random_scenario(kind: ScenarioKind, seed: int) -> Scenario:
         chance=_chance(rng),
         dependent=bool(rng.random() < 0.5),
     )
+    return _with_recovery(rng, drawn) if masked is None and kind.ranks > 2 and rng.random() < 0.2 else drawn
+
+
+def _with_recovery(rng: np.random.Generator, scenario: Scenario) -> Scenario:
+    """A rank leaves somewhere in the steps up to one; the others recover, and run the steps after it without it."""
+    if scenario.steps < 2:
+        return scenario
+    first = int(rng.integers(1, scenario.steps))
+    before = [operation for operation in scenario.program if operation.step < first]
+    before.insert(int(rng.integers(len(before))), Operation("leave", first - 1))
+    after = [operation for operation in scenario.program if operation.step >= first]
+    program = (*before, Operation("recover", first), *after)
+    return replace(scenario, program=program, masked=int(rng.integers(scenario.kind.ranks)))
 
 
 def _protocols(rng: np.random.Generator, kind: ScenarioKind) -> Iterator[str]:

@@ -67,10 +67,20 @@ _MASK_IN_FLIGHT = _phases(
     ("dispatch", 0), ("combine", 0), ("dispatch_send", 1), ("mask", 2), ("dispatch_recv", 1), ("combine", 1),
     ("dispatch", 2), ("combine", 2),
 )  # fmt: skip
+_LEAVES = _phases(
+    ("dispatch", 0), ("combine", 0), ("leave", 1), ("dispatch", 1), ("combine", 1), ("recover", 2), ("dispatch", 2),
+    ("combine", 2),
+)  # fmt: skip
 _PUSH = "store_weak(reinterpret_cast<uint4*>(row) + unit, value);"
 _PULL = "load_weak(reinterpret_cast<const uint4*>(row) + unit)"
 _FENCE, _DISPATCH = "transports/nvlink_fence.cuh", "transports/nvlink_sentinel_dispatch.cuh"
 _SENTINEL, _LANE = "protocols/sentinel.cuh", "protocols/lane.cuh"
+
+_SENDS = (
+    Line("late", _DISPATCH, "DispatchWire::chunk(slot, c)), key)", rank=0),
+    Line("late", _DISPATCH, "store_relaxed_system(DispatchWire::header(slot) + k, unit)", rank=0),
+    Line("late", _SENTINEL, "store_relaxed_system(body + lane + 32 * i, u64x2{data", rank=0),
+)
 
 SCHEDULES: dict[str, Written] = {
     # Block 0 increments first, so that the last block must pass its stores on.
@@ -112,6 +122,9 @@ SCHEDULES: dict[str, Written] = {
         lines=(Line("stale", _DISPATCH, "load_relaxed_system(DispatchWire::header(slot) + k);", rank=1, thread=1),),
         slow_rank=1,
     ),
+    # Rank 2 leaves before step 1, which the others send in vain. In step 2 rank 0 has announced its tokens and not sent
+    # them yet: others find those of step 1.
+    "recover-without-refill": Written(seed=7, ranks=3, program=_LEAVES, masked=2, lines=_SENDS),
     "shared-landing": Written(slow_rank=1, protocols=("sentinel", "fence", "sentinel")),
     # Nothing but the kernel before comes between a release and the next dispatch.
     "pdl-no-wait": Written(phases=("dispatch", "release"), dependent=True),

@@ -25,7 +25,6 @@ void enqueue(Queue* stream, const Work& work) {
     for (unsigned i = 0; i < stream->work.size; ++i) {
       if (stream->runs[0] || stream->runs[1]) break;  // a grid in flight reads its arguments
       free(stream->work[i].data);
-      free(stream->work[i].name);
       if (i + 1 == stream->work.size) stream->work.size = stream->next = 0;
     }
   }
@@ -57,6 +56,12 @@ NVEP_EXPORT void nvep_sim_alarm(Sim* sim, unsigned long long address) {
   sim->alarms.push(address);
 }
 
+// Everything has ended, and a host waited for it.
+NVEP_EXPORT void nvep_sim_forget(Sim* sim) {
+  sim->memory.forget();
+  sim->trace.go_on();
+}
+
 NVEP_EXPORT void nvep_sim_rule(Sim* sim, const nvep::simulated::Rule* rule) {
   sim->rules.add(*rule);
 }
@@ -76,7 +81,7 @@ NVEP_EXPORT int nvep_sim_launch(Queue* stream, const NvepSimLaunch* launch) {
   work.kind = Kind::kLaunch;
   work.entry = launch->entry;
   work.data = copy_of(launch->arguments, launch->argument_bytes);
-  work.name = static_cast<char*>(copy_of(launch->name, strlen(launch->name) + 1));
+  work.name = stream->sim->keep_name(launch->name);
   work.blocks = launch->blocks;
   work.threads = launch->threads;
   work.dependent = launch->dependent;

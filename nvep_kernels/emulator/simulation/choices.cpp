@@ -16,7 +16,6 @@ namespace {
 
 void free_work(Work& work) {
   free(work.data);
-  free(work.name);
 }
 
 // Threads that never ended keep their stacks until the set that lent them is destroyed.
@@ -46,14 +45,23 @@ Sim::~Sim() {
     ranks[r].spinning.free_all();
   }
   for (u32 i = 0; i < spare_shared.size; ++i) free(spare_shared[i]);
+  for (u32 i = 0; i < names.size; ++i) free(names[i]);
   ranks.free_all();
   streams.free_all();
   edges.free_all();
+  names.free_all();
   held.free_all();
   records.free_all();
   alarms.free_all();
   spare_shared.free_all();
   free(least);
+}
+
+const char* Sim::keep_name(const char* name) {
+  for (u32 i = 0; i < names.size; ++i)
+    if (strcmp(names[i], name) == 0) return names[i];
+  names.push(strdup(name));
+  return names.last();
 }
 
 Queue* Sim::add_stream(u32 rank) {

@@ -18,6 +18,18 @@ Shadow::~Shadow() {
   }
 }
 
+void Shadow::forget() {
+  for (Page* page : buckets_) {
+    for (; page; page = page->next) {
+      for (Unit& unit : page->units) {
+        unit.write = unit.read = {};
+        unit.word = nullptr;
+        if (unit.more_reads) unit.more_reads->size = 0;
+      }
+    }
+  }
+}
+
 Unit* Shadow::find(u64 address, bool make) {
   const u64 number = address / (4 * kPageUnits);
   if (!last_ || last_->number != number) {
@@ -70,6 +82,15 @@ void Memory::drop(Write& write) {
   views_.release(write.released[0]);
   views_.release(write.released[1]);
   views_.release(write.completed);
+}
+
+void Memory::forget() {
+  for (u32 i = 0; i < words_.size; ++i) {
+    Word& word = *words_[i];
+    for (u32 w = 0; w < word.writes.size; ++w) drop(word.writes[w]);
+    word.writes.size = word.reads.size = 0;
+  }
+  shadow_.forget();
 }
 
 void Memory::put(u64 address, u64 value, u32 bytes) {

@@ -70,6 +70,7 @@ class Shadow {
   ~Shadow();
   // The unit of `address`, made if `make`; else null where nothing is known of its page.
   Unit* find(u64 address, bool make);
+  void forget();
 
  private:
   struct Page {
@@ -102,6 +103,9 @@ class Memory {
  public:
   Memory(Views& views, Judge& judge) : views_(views), judge_(judge) {}
   ~Memory();
+
+  // A host that waited for everything writes memory from here: all of it is ordinary and ordered again.
+  void forget();
 
   // Strong accesses. The write that was read stays valid until the next store to the word; null after a conflict.
   const Write* load(const Actor&, u64 address, u32 bytes, Scope, Site);

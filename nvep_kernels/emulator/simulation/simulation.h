@@ -114,7 +114,7 @@ struct Work {
   Kind kind;
   void (*entry)(const void*);
   void* data;  // arguments or bytes, owned
-  char* name;
+  const char* name;
   u64 target, source, bytes;
   u32 blocks, threads, dependent;
   Edge* edge;
@@ -151,6 +151,7 @@ struct Sim final : Judge {
   bool seen_by_all(Stamp stamp) const override { return least[slot_of(stamp)] > epoch_of(stamp) || !stamp; }
 
   Queue* add_stream(u32 rank);
+  const char* keep_name(const char* name);  // as long as the trace
   void fail(const char* format, ...) __attribute__((format(printf, 2, 3)));
 
   Options options;
@@ -162,6 +163,7 @@ struct Sim final : Judge {
   Vec<Rank> ranks;
   Vec<Queue*> streams;
   Vec<Edge*> edges;
+  Vec<char*> names;  // of kernels
   Vec<Fiber*> held;
   Vec<u64> records;  // start and end of ranges whose words the axiom speaks of
   Vec<u64> alarms;   // words whose first successful update ends the trace
