@@ -15,6 +15,8 @@ from types import FrameType
 
 import pytest
 
+from nvep.config import widen_hardware_queues
+
 TESTS = Path(__file__).resolve().parent
 TIERS = {"host": 0, "emulated": 0, "gpu": 1, "multi_gpu": 2}  # GPUs that a tier needs
 DEFAULT_LIMIT = 120.0
@@ -31,6 +33,7 @@ class BrokenDriver(pytest.UsageError):
 @lru_cache(maxsize=1)
 def count_gpus() -> tuple[int, str]:
     """Return the number of GPUs and, when there is none, why. Raises BrokenDriver for anything but absence."""
+    widen_hardware_queues()  # cuInit reads it, here before nvep does
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:

@@ -133,7 +133,7 @@ def held() -> dict[str, list[str]]:
     maps = Path("/proc/self/maps").read_text().splitlines()
     return {
         "descriptors": sorted(os.readlink(p) for p in Path("/proc/self/fd").iterdir() if p.is_symlink()),
-        "mappings": [line for line in maps if "nvep" in line],
+        "mappings": [line for line in maps if "memfd:nvep" in line],
         "names": [name for name in os.listdir("/dev/shm") if "nvep" in name],
     }
 
