@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
+import os
 import signal
 import sys
 import threading
@@ -14,8 +15,6 @@ from pathlib import Path
 from types import FrameType
 
 import pytest
-
-from nvep.config import widen_hardware_queues
 
 TESTS = Path(__file__).resolve().parent
 TIERS = {"host": 0, "emulated": 0, "gpu": 1, "multi_gpu": 2}  # GPUs that a tier needs
@@ -33,7 +32,7 @@ class BrokenDriver(pytest.UsageError):
 @lru_cache(maxsize=1)
 def count_gpus() -> tuple[int, str]:
     """Return the number of GPUs and, when there is none, why. Raises BrokenDriver for anything but absence."""
-    widen_hardware_queues()  # cuInit reads it, here before nvep does
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # as nvep.config does, which comes too late after cuInit
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
