@@ -16,7 +16,7 @@ from nvep.testing.simulation.search import prove_replay, search
 
 # Seeds that once failed: a rank masked while the other lane of one stream was in flight (a program that waits for
 # itself), and warps whose polling looked like a standstill. Whatever fails next comes here too.
-ONCE_FAILED = [("fence", 25), ("sentinel", 97)]
+ONCE_FAILED = [("fence", 25), ("sentinel", 97), ("mixed", 184), ("mixed", 226)]
 
 
 @cache

@@ -4,6 +4,7 @@ seeds."""
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +16,7 @@ from nvep.testing.simulation.schedules import SCHEDULES, written_scenario
 from nvep.testing.simulation.search import hunt
 
 MOST_SEEDS = 2000
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @cache
@@ -29,6 +31,12 @@ def true() -> Simulator:
 
 def test_every_mutation_has_a_schedule() -> None:
     assert set(SCHEDULES) == set(MUTATIONS)
+
+
+@pytest.mark.parametrize("document", ["README.md", "docs/design/simulation.md"])
+def test_documents_say_what_every_mutation_breaks(document: str) -> None:
+    text = (ROOT / document).read_text()
+    assert [name for name, m in MUTATIONS.items() if f"| `{name}` | {m.broken} |" not in text] == []
 
 
 @pytest.mark.parametrize("name", MUTATIONS)
@@ -48,6 +56,6 @@ def test_random_seeds_show_the_bug(name: str) -> None:
 
 
 def test_a_patch_that_no_longer_fits_is_refused() -> None:
-    lost = Mutation("lost", "fence", (Patch("protocols/fence.cuh", "text that is not there", ""),))
+    lost = Mutation("lost", "nothing", "fence", (Patch("protocols/fence.cuh", "text that is not there", ""),))
     with pytest.raises(ArgumentError, match="exactly once, not 0 times"):
         lost.overlay()

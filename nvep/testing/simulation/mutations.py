@@ -39,6 +39,8 @@ class Mutation:
     ----------
     name : str
         As in ``nvep simulate --mutate``.
+    broken : str
+        What it breaks, in a few words.
     protocol : str
         Kind of scenario that it is looked for in.
     patches : tuple of Patch
@@ -50,6 +52,7 @@ class Mutation:
     """
 
     name: str
+    broken: str
     protocol: str
     patches: tuple[Patch, ...] = ()
     shared_landing: bool = False
@@ -102,6 +105,7 @@ _LIST = [
     # Fence.
     Mutation(
         "increment-release-only",
+        "blocks release, the announcing thread acquires nothing, records are released one by one",
         "fence",
         (
             Patch(_FENCE, _INCREMENT, _RELEASING),
@@ -111,17 +115,22 @@ _LIST = [
     ),
     Mutation(
         "release-last-block-only",
+        "blocks increment relaxed; only the last fences",
         "fence",
         (Patch(_FENCE, "fetch_add_acq_rel_device(arrivals, 1u)", "fetch_add_relaxed_device(arrivals, 1u)"),),
     ),
     Mutation(
         "drop-acquire",
+        "the record is awaited, not acquired",
         "fence",
         (Patch(_LANE, "if constexpr (kAcquire) value = load_acquire_system(word);", ""),),
     ),
-    Mutation("relaxed-flag", "fence", (Patch(_FENCE, "    fence_acq_rel_system();\n", ""),)),
+    Mutation(
+        "relaxed-flag", "no fence before the records", "fence", (Patch(_FENCE, "    fence_acq_rel_system();\n", ""),)
+    ),
     Mutation(
         "flag-before-blocks",
+        "the first block to arrive announces",
         "fence",
         (
             Patch(
@@ -135,6 +144,7 @@ _LIST = [
     ),
     Mutation(
         "no-barrier-before-increment",
+        "thread 0 increments before its block has stored",
         "fence",
         (
             Patch(
@@ -146,6 +156,7 @@ _LIST = [
     ),
     Mutation(
         "combine-record-only-with-rows",
+        "a rank that received nothing sends no C record",
         "fence",
         (
             Patch(
@@ -161,6 +172,7 @@ _LIST = [
     ),
     Mutation(
         "moving-combine-offset",
+        "partial rows lie among receive buffers in every other step",
         "fence",
         (
             Patch(
@@ -180,6 +192,7 @@ _LIST = [
     ),
     Mutation(
         "shared-epoch",
+        "two lanes, one set of counters",
         "fence",
         (
             Patch(
@@ -192,6 +205,7 @@ _LIST = [
     ),
     Mutation(
         "mask-resnapshot",
+        "D.recv reads the live mask",
         "fence",
         (
             Patch(
@@ -204,6 +218,7 @@ _LIST = [
     # Sentinel.
     Mutation(
         "skip-rearm",
+        "payload units are not re-armed",
         "sentinel",
         (
             Patch(
@@ -215,6 +230,7 @@ _LIST = [
     ),
     Mutation(
         "early-rearm",
+        "the next generation is re-armed too, where fast peers may have written",
         "sentinel",
         (
             Patch(
@@ -229,22 +245,31 @@ _LIST = [
     ),
     Mutation(
         "one-generation-fewer",
+        "one dispatch wire",
         "sentinel",
         (Patch(_DISPATCH, "(static_cast<u64>(epoch & 1u) * config::kRanks + source)", "(0ull + source)"),),
     ),
     Mutation(
         "single-record-word",
+        "one record word a source",
         "sentinel",
         (Patch(_STEP, "+ source * kDispatchRecordBytes) + (epoch & 1u);", "+ source * kDispatchRecordBytes);"),),
     ),
     Mutation(
         "skip-step-record",
+        "no record without tokens",
         "sentinel",
         (Patch(_DISPATCH, "        if (shared.active[r]) {", "        if (shared.active[r] && tokens != 0) {"),),
     ),
-    Mutation("no-escape", "sentinel", (Patch(_SENTINEL, "if (!__any_sync(kWarp, hit)) return key;", "return key;"),)),
+    Mutation(
+        "no-escape",
+        "no key: a payload may look like the empty wire",
+        "sentinel",
+        (Patch(_SENTINEL, "if (!__any_sync(kWarp, hit)) return key;", "return key;"),),
+    ),
     Mutation(
         "unrouted-first-chunk-only",
+        "later chunks of a slot that is not routed stay silent",
         "sentinel",
         (
             Patch(
@@ -256,13 +281,15 @@ _LIST = [
     ),
     Mutation(
         "unpolled-word",
+        "header units after the first are taken unseen",
         "sentinel",
         (Patch(_DISPATCH, "missing |= header[i] == kEmpty;", "missing |= k == 0 && header[i] == kEmpty;"),),
     ),
-    Mutation("recover-without-refill", "sentinel", no_refill=True),
+    Mutation("recover-without-refill", "survivors leave wires and records as they were", "sentinel", no_refill=True),
     # Both.
     Mutation(
         "shared-landing",
+        "Sentinel lands in Fence's receive buffers",
         "mixed",
         (
             Patch(
@@ -285,6 +312,7 @@ _LIST = [
     ),
     Mutation(
         "pdl-no-wait",
+        "kernels launched as dependents do not wait",
         "mixed",
         tuple(Patch(f"kernels/{name}.cu", "  grid_dependency_wait();\n", "") for name in KERNEL_NAMES),
     ),

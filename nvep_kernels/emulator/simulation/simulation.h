@@ -173,7 +173,8 @@ struct Sim final : Judge {
   u64 moves = 0;     // whatever is more than polling
   u32 distance = 0;  // of the last choice, for the trace
   bool streams_changed = true;
-  bool fresh = false;  // loads take the newest value
+  bool fresh = false;    // loads take the newest value
+  bool lenient = false;  // conflicts are not reported
   bool failed = false;
   char message[4096] = {};
   Fiber* running = nullptr;

@@ -51,6 +51,7 @@ class Trace {
   // What follows is not kept: it would push out what matters.
   void freeze() { frozen_ = true; }
   void go_on() { frozen_ = false; }
+  bool frozen() const { return frozen_; }
   // The i-th of the events kept, oldest first.
   u32 size() const { return events_.size; }
   const Event& at(u32 i) const {
