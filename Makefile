@@ -11,8 +11,8 @@ PYTEST_ARGS ?=
 demo: venv
 	$(BIN)/mpirun -n $(RANKS) $(BIN)/nvep demo $(if $(TOKENS),--tokens $(TOKENS))
 
-## test: lint, types, all tests this machine can run with coverage, and every kernel compiled for every architecture
-test: lint typecheck coverage compile
+## test: lint, types, all tests this machine can run with coverage, every kernel compiled for every architecture, and prove
+test: lint typecheck coverage compile prove
 
 ## lint: ruff
 lint: venv
@@ -35,9 +35,9 @@ coverage: venv
 
 ## prove: the true protocols under the simulated memory model, then every planted bug, which must be caught
 prove: venv
-	$(BIN)/nvep simulate --protocol fence --seeds 0:150
-	$(BIN)/nvep simulate --protocol sentinel --seeds 0:150
-	$(BIN)/nvep simulate --protocol mixed --seeds 0:150
+	$(BIN)/nvep simulate --protocol fence --seeds 0:250
+	$(BIN)/nvep simulate --protocol sentinel --seeds 0:250
+	$(BIN)/nvep simulate --protocol mixed --seeds 0:250
 	$(BIN)/nvep simulate --protocol sentinel --no-axiom --strict-ptx --seeds 0:50
 	$(BIN)/nvep simulate --mutate all --seeds 0:2000 --jobs 2
 

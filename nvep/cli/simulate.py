@@ -111,18 +111,16 @@ def _mutations(options: argparse.Namespace, kind: ScenarioKind, seeds: range) ->
     names = list(MUTATIONS) if options.mutate == "all" else [options.mutate]
     entries: dict[str, Any] = {}
     steps = 0
-    print(f"{'mutation':<32}{'caught':<8}{'seed':>6}{'tried':>7}{'s':>7}  symptom")
+    width = 2 + max(len(MUTATIONS[name].broken) for name in names)
+    print(f"{'mutation':<31}{'what is broken':<{width}}{'caught at seed':>14}{'s':>6}  symptom")
     for name, found, seconds in _hunts(names, kind, seeds, options.jobs):
         steps += found.steps
         failure = found.failures[0] if found.failures else None
         seed = failure.scenario.seed if failure else None
         symptom = failure.symptom if failure else ""
         entries[name] = {"caught": failure is not None, "seed": seed, "seeds_tried": found.seeds, "symptom": symptom}
-        shown = "-" if seed is None else seed
-        print(
-            f"{name:<32}{'yes' if failure else 'NO':<8}{shown:>6}{found.seeds:>7}{seconds:>7.1f}  {symptom[:90]}",
-            flush=True,
-        )
+        shown = f"NO, {found.seeds} tried" if seed is None else seed
+        print(f"{name:<31}{MUTATIONS[name].broken:<{width}}{shown:>14}{seconds:>6.1f}  {symptom[:60]}", flush=True)
         if failure is not None and len(names) == 1:
             print(failure.trace)
     return {"steps": steps, "failures": [], "mutations": entries}
