@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection
+from contextlib import suppress
 from typing import Any, Self
 
 import numpy as np
 
 from nvep.arrays import ArrayOwner
 from nvep.config import ExchangeConfig
-from nvep.errors import ArgumentError, ExchangeClosed, NvepError
+from nvep.errors import ArgumentError, ExchangeClosed, GroupError, NvepError
 from nvep.exchange.failures import Statistics
 from nvep.exchange.inputs import InputChecker, checked_mask
 from nvep.exchange.kernels import ExchangeKernels
@@ -187,6 +188,7 @@ class ExchangeState:
             if self._failure is None:
                 self._unseen = self.memory.status.error()
             self.memory.acknowledge()  # no kernel of this rank runs any more: survivors may recover
+            self._await_neighbours()
         finally:
             self._closed = True
             self._lanes.clear()  # what they keep for their kernels may be arrays of ours
@@ -196,6 +198,18 @@ class ExchangeState:
             else:
                 self._lifetime.expire()
                 self.memory.close()
+
+    def _await_neighbours(self) -> None:
+        """Ranks that share a GPU within a process free together.
+
+        Freeing may wait for every kernel of the GPU while it holds off the process's other driver calls: a peer's
+        kernel might then wait for one that can no longer be launched. Who failed, or goes on without somebody, does not
+        wait; nor does anybody for a rank that is gone.
+        """
+        healthy = self._failure is None and self._unseen is None and not self._mask.any()
+        if healthy and self.group.in_process and not self.device.emulated:
+            with suppress(GroupError):
+                self.group.barrier()
 
     def __enter__(self) -> Self:
         return self
