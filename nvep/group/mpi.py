@@ -68,6 +68,7 @@ class MpiGroup(RankGroup):
         self._excluded: set[int] = set()
         with ExitStack() as undo:
             self.rank, self.size = comm.rank, comm.size
+            self._unname_shared_files()
             with _mpi_errors("duplicating the communicator"):
                 # Without blocking: a rank that never comes must be noticed. The calls after this find all ranks here.
                 self._comm, pending = comm.Idup()
@@ -75,7 +76,6 @@ class MpiGroup(RankGroup):
                 undo.callback(self._free)
                 self._comm.Set_errhandler(MPI.ERRORS_RETURN)
             host = self._find_host()
-            self._unname_shared_files()
             kind = self.together(lambda: device_kind(device))
             self.agree("the kind of device", kind)
             self.together(lambda: self._open_device(kind, undo))

@@ -9,8 +9,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -149,6 +149,18 @@ def _command(ranks: int, argv: Sequence[str], env: Mapping[str, str], extra: Seq
     return ["env", *settings, mpirun, *options, "-n", str(ranks), *extra, *argv]
 
 
+@contextmanager
+def _shared_files_removed(pid: int) -> Iterator[None]:
+    """Take away, at the end, what MPICH named in /dev/shm for a process that may be killed before it could."""
+    mapped: set[str] = set()
+    with suppress(OSError):
+        lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+        mapped = {path for line in lines if (path := line.split(maxsplit=5)[-1]).startswith("/dev/shm/mpich_shm_")}
+    yield
+    for path in mapped:
+        Path(path).unlink(missing_ok=True)
+
+
 def _kill(job: subprocess.Popen[str]) -> tuple[str, str]:
     """End the job; return what it wrote. Ranks are in sessions of their own, so they are found as descendants."""
     with ExitStack() as opened:
@@ -156,6 +168,7 @@ def _kill(job: subprocess.Popen[str]) -> tuple[str, str]:
         ranks: list[int] = []
         launchers: list[int] = []
         for pid in (job.pid, *_descendants(job.pid)):
+            opened.enter_context(_shared_files_removed(pid))
             with suppress(ProcessLookupError):
                 process = os.pidfd_open(pid)
                 opened.callback(os.close, process)
