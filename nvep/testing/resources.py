@@ -5,7 +5,9 @@ from __future__ import annotations
 import gc
 import mmap
 import os
+import re
 import sys
+import tempfile
 import threading
 import time
 from dataclasses import dataclass
@@ -24,8 +26,8 @@ class Resources:
         Private and shared memory mapped for writing, touched or not; address space that is only reserved is left out.
     resident_bytes : int
         Pages in memory. Allocators keep and scatter what they once had, so it settles slowly.
-    python_blocks : int
-        Memory blocks that Python objects hold.
+    python_blocks, python_arenas : int
+        Memory blocks that Python objects hold, and the mappings of 1 MiB that Python's allocator takes them from.
     """
 
     descriptors: int
@@ -34,6 +36,7 @@ class Resources:
     writable_bytes: int
     resident_bytes: int
     python_blocks: int
+    python_arenas: int
 
     @staticmethod
     def now() -> Resources:
@@ -54,7 +57,25 @@ class Resources:
             writable_bytes=writable,
             resident_bytes=resident,
             python_blocks=sys.getallocatedblocks(),
+            python_arenas=_python_arenas(),
         )
+
+
+def _python_arenas() -> int:
+    """CPython tells this on its standard error alone, which is turned into a file for as long as that takes."""
+    with tempfile.TemporaryFile() as file:
+        kept = os.dup(2)
+        try:
+            os.dup2(file.fileno(), 2)
+            sys._debugmallocstats()
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+        file.seek(0)
+        found = re.search(rb"# arenas allocated current += +([\d,]+)", file.read())
+    if found is None:
+        raise RuntimeError("this Python does not say how many arenas its allocator has")
+    return int(found[1].replace(b",", b""))
 
 
 def require_nothing_left(before: Resources, *, writable: int, patience: float = 5.0) -> None:
