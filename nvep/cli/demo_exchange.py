@@ -159,7 +159,7 @@ class ExpertParallel:
         )
 
     def close(self) -> None:
-        """Free the layers. Collective while healthy. Idempotent."""
+        """Free the layers, as `Exchange.close` does. Idempotent."""
         self._resources.close()
 
     def __enter__(self) -> ExpertParallel:

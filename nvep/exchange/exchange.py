@@ -20,8 +20,8 @@ from nvep.runtime.device import Stream
 class Exchange(ExchangeState):
     """Moves tokens to the ranks that own their experts, and the experts' sums back.
 
-    Construction, and ``close`` of a healthy exchange, are collective: every rank of the group calls them. Steps are
-    not: each rank enqueues its own phases, with its own number of tokens, and the kernels meet on the devices.
+    Construction is collective: every rank of the group calls it. Steps are not: each rank enqueues its own phases, with
+    its own number of tokens, and the kernels meet on the devices.
 
     Parameters
     ----------

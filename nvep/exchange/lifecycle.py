@@ -120,7 +120,8 @@ class ExchangeState:
         Parameters
         ----------
         lost : collection of int
-            Ranks to go on without, equal on all ranks that remain; ranks lost earlier may be named again.
+            Ranks to go on without, equal on all ranks that remain. Ranks that are masked, or were lost before, stay out
+            without being named.
 
         Raises
         ------
@@ -132,7 +133,7 @@ class ExchangeState:
             A lost rank has neither closed its exchange nor ended within the deadline.
         """
         self.drain()
-        self.group.exclude(lost)
+        self.group.exclude([*lost, *np.flatnonzero(self._mask).tolist()])
         gone = [r for r in range(self.group.size) if r not in self.group.members]
         self.group.agree("lost", gone)
         self.group.together(lambda: await_departure(self.memory, gone, self._processes))
@@ -173,9 +174,9 @@ class ExchangeState:
             lane.synchronize()
 
     def close(self) -> None:
-        """Free everything; idempotent, not collective: peers keep the memory that they map.
+        """Free everything; idempotent. Healthy ranks of one process on GPUs wait for one another, others for nobody.
 
-        Waits as `drain` does. The exchange's arrays then raise ExchangeClosed. What reads them in place (NumPy, other
+        Waits as `drain` does; peers keep the memory that they map. The exchange's arrays then raise ExchangeClosed. What reads them in place (NumPy, other
         libraries) keeps the memory on an emulated device until it is gone; on a GPU it must be gone before.
         """
         if self._closed:

@@ -34,7 +34,7 @@ class MoELayer:
     Parameters
     ----------
     group : RankGroup
-        Who takes part. Construction and ``close`` are collective.
+        Who takes part. Construction is collective.
     weights : MoEWeights
         Weights of all experts; only this rank's are copied to its device.
     top_k : int
@@ -145,7 +145,7 @@ class MoELayer:
         return arrivals.partial_rows
 
     def close(self) -> None:
-        """Free everything. Collective while healthy. Idempotent."""
+        """Free everything, as `Exchange.close` does. Idempotent."""
         self._resources.close()
 
     def __enter__(self) -> MoELayer:

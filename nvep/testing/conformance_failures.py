@@ -210,21 +210,54 @@ class FailureConformance(Backend):
                 exchange.recover([lost])
                 for index in range(4):
                     poison_receive_buffers(exchange)
-                    self._masked_step(exchange, random_step((89, index), config, group.size), lost, lane=index % 2)
+                    self._masked_step(exchange, random_step((89, index), config, group.size), (lost,), lane=index % 2)
                 return exchange.statistics().dropped_tokens
 
         dropped = self.run(main, 4)
         assert all(n > 0 for rank, n in enumerate(dropped) if rank != lost)
 
-    @staticmethod
-    def _step_until_it_fails(exchange: Exchange, step: Step) -> None:
+    def _step_until_it_fails(self, exchange: Exchange, step: Step) -> None:
         """Steps of both lanes, until one of them fails."""
-        source = step.sources[exchange.group.rank]
         exchange.dispatch_recv(lane=1)
+        self._release_until_it_fails(exchange, step)
+
+    @staticmethod
+    def _release_until_it_fails(exchange: Exchange, step: Step) -> None:
+        source = step.sources[exchange.group.rank]
         while True:
             arrivals = exchange.dispatch(source.payloads[0], source.expert_ids, source.expert_weights)
             exchange.release(arrivals)
             exchange.synchronize()
+
+    def test_recovery_keeps_earlier_masks(self) -> None:
+        config = self.config(num_experts=16, top_k=4, deadline=5.0)
+        masked, lost = 3, 2
+        turnstile = Turnstile()
+
+        def main(group: RankGroup) -> None:
+            with Exchange(group, config) as exchange:
+                self.verified_step(exchange, random_step((109, 0), config, group.size), "before")
+                if group.rank == masked:
+                    group.barrier()
+                    exchange.note_failure(errors.NvepError("masked"))
+                    return
+                exchange.set_mask([r == masked for r in range(group.size)])
+                exchange.synchronize()
+                group.barrier()
+                self._masked_step(exchange, random_step((109, 1), config, group.size), (masked,))
+                turnstile.open(f"rank {group.rank} did the masked step")
+                if group.rank == lost:
+                    for rank in (0, 1):  # else this rank's leaving would stop them in it
+                        turnstile.wait(f"rank {rank} did the masked step")
+                    exchange.note_failure(errors.NvepError("gone"))
+                    return
+                with pytest.raises(errors.PeerLeft, match=f"rank {lost} left"):
+                    self._release_until_it_fails(exchange, random_step((109, 2), config, group.size))
+                exchange.recover([lost])
+                for index in range(3, 6):
+                    self._masked_step(exchange, random_step((109, index), config, group.size), (lost, masked))
+
+        self.run(main, 4)
 
     def test_a_masked_rank_stops_nobody(self) -> None:
         """A rank that was left out runs on, misses its peers and says so: they no longer listen."""
@@ -247,19 +280,19 @@ class FailureConformance(Backend):
                 exchange.set_mask([r == masked for r in range(group.size)])
                 group.barrier()  # by now the masked rank has poisoned everybody
                 for index in range(1, 4):
-                    self._masked_step(exchange, random_step((103, index), config, group.size), masked, lane=0)
+                    self._masked_step(exchange, random_step((103, index), config, group.size), (masked,))
 
         self.run(main, 3)
 
-    def _masked_step(self, exchange: Exchange, step: Step, lost: int, *, lane: int) -> None:
+    def _masked_step(self, exchange: Exchange, step: Step, masked: tuple[int, ...], *, lane: int = 0) -> None:
         rank, config = exchange.group.rank, exchange.config
         source = step.sources[rank]
         arrivals = exchange.dispatch(source.payloads[0], source.expert_ids, source.expert_weights, lane=lane)
-        expected = arrivals_of(step, config, rank, masked=(lost,), protocol=exchange.protocol)
-        check_arrivals(arrivals, expected, "after recovery")
+        expected = arrivals_of(step, config, rank, masked=masked, protocol=exchange.protocol)
+        check_arrivals(arrivals, expected, "with masked ranks")
         output = exchange.combine(fill_unused(step, expected, rank, protocol=exchange.protocol), arrivals)
         exchange.synchronize()
-        same(output.numpy(), output_of(step, config, rank, masked=(lost,)), "after recovery")
+        same(output.numpy(), output_of(step, config, rank, masked=masked), "with masked ranks")
 
     def test_a_rank_that_may_still_write_is_not_recovered_from(self) -> None:
         config = self.config(deadline=0.5)
