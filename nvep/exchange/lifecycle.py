@@ -176,9 +176,9 @@ class ExchangeState:
     def close(self) -> None:
         """Free everything; idempotent. Healthy ranks of one process on GPUs wait for one another, others for nobody.
 
-        Waits as `drain` does; peers keep the memory that they map. The exchange's arrays then raise ExchangeClosed. What
-        reads them in place (NumPy, other libraries) keeps the memory on an emulated device until it is gone; on a GPU
-        it must be gone before.
+        Waits as `drain` does; peers keep the memory that they map. The exchange's arrays then raise ExchangeClosed.
+        What reads them in place (NumPy, other libraries) keeps the memory on an emulated device until it is gone; on a
+        GPU it must be gone before.
         """
         if self._closed:
             return
