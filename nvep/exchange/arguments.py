@@ -2,38 +2,50 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from nvep.runtime.arguments import ArgumentStruct, Field
 
 MAX_PAYLOADS = 8
 
-_COMMON = [
-    Field("peers", "const unsigned long long*"),
-    Field("local", "u64"),
-    Field("status", "u64"),
-    Field("deadline", "u64"),
-    Field("rank", "u32"),
-    Field("lane", "u32"),
-    Field("expert_ranks", "const int*"),
-    Field("masked", "const unsigned int*"),
-]
 
-DISPATCH_ARGUMENTS = ArgumentStruct(
-    "DispatchArguments",
-    [
-        *_COMMON,
-        Field("payloads", "u64", MAX_PAYLOADS),
-        Field("expert_ids", "u64"),
-        Field("expert_weights", "const float*"),
-        Field("num_tokens_device", "const unsigned int*"),
-        Field("num_tokens", "u32"),
-        Field("ids_are_64_bit", "u32"),
-    ],
-)
+def _common(num_ranks: int) -> list[Field]:
+    return [
+        Field("local", "u64"),
+        Field("status", "u64"),
+        Field("deadline", "u64"),
+        Field("rank", "u32"),
+        Field("lane", "u32"),
+        Field("expert_ranks", "const int*"),
+        Field("masked", "const unsigned int*"),
+        Field("peers", "u64", num_ranks),  # by value: a kernel's first store waits for no load of an address
+    ]
 
-COMBINE_ARGUMENTS = ArgumentStruct(
-    "CombineArguments",
-    [*_COMMON, Field("partial_rows", "u64"), Field("output", "u64")],
-)
+
+@lru_cache
+def dispatch_arguments(num_ranks: int) -> ArgumentStruct:
+    """Of D.send, D.recv and both in one launch, over ``num_ranks`` ranks."""
+    return ArgumentStruct(
+        "DispatchArguments",
+        [
+            *_common(num_ranks),
+            Field("payloads", "u64", MAX_PAYLOADS),
+            Field("expert_ids", "u64"),
+            Field("expert_weights", "const float*"),
+            Field("num_tokens_device", "const unsigned int*"),
+            Field("num_tokens", "u32"),
+            Field("ids_are_64_bit", "u32"),
+        ],
+    )
+
+
+@lru_cache
+def combine_arguments(num_ranks: int) -> ArgumentStruct:
+    """Of C.send, C.recv, both in one launch, and release, over ``num_ranks`` ranks."""
+    return ArgumentStruct(
+        "CombineArguments", [*_common(num_ranks), Field("partial_rows", "u64"), Field("output", "u64")]
+    )
+
 
 # Device-resident state of a lane; nvep_kernels/protocols/lane.cuh says who writes what.
 COUNTERS = ArgumentStruct(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from nvep.config import ExchangeConfig
-from nvep.exchange.arguments import COMBINE_ARGUMENTS, COUNTERS, DISPATCH_ARGUMENTS, STATUS
+from nvep.exchange.arguments import COUNTERS, STATUS, combine_arguments, dispatch_arguments
 from nvep.protocols import PROTOCOLS
 from nvep.protocols.base import initial_records, record_regions
 from nvep.runtime.source import KernelSource
@@ -18,13 +18,13 @@ from nvep.transports import TRANSPORTS
 ROUTE_BYTES = 8  # Route in nvep_kernels/transports/slots.cuh
 _PARTIAL_TYPES = {"bf16": "PartialBf16", "fp16": "PartialFp16", "fp32": "PartialFp32"}
 _KERNEL_ARGUMENTS = {
-    "dispatch_send": DISPATCH_ARGUMENTS,
-    "dispatch_recv": DISPATCH_ARGUMENTS,
-    "dispatch": DISPATCH_ARGUMENTS,
-    "combine_send": COMBINE_ARGUMENTS,
-    "combine_recv": COMBINE_ARGUMENTS,
-    "combine": COMBINE_ARGUMENTS,
-    "release": COMBINE_ARGUMENTS,
+    "dispatch_send": dispatch_arguments,
+    "dispatch_recv": dispatch_arguments,
+    "dispatch": dispatch_arguments,
+    "combine_send": combine_arguments,
+    "combine_recv": combine_arguments,
+    "combine": combine_arguments,
+    "release": combine_arguments,
 }
 KERNEL_NAMES = tuple(_KERNEL_ARGUMENTS)
 
@@ -115,12 +115,23 @@ using Transport = {transport.cpp_template(protocol)}<Partial>;
         regions = PROTOCOLS[protocol].arrivals
         layout = self.heap if regions.symmetric else self.local
         lines.append(_lookup("u64", "payload_offset", [layout.offset(f"{regions.payload}{i}") for i in payloads]))
+        lines.append(self._expert_rank())
         return "\n".join(lines)
+
+    def _expert_rank(self) -> str:
+        """A C++ function from a valid expert id to its rank: arithmetic without a placement, as in ExchangeConfig."""
+        if self.config.placement is None:
+            blocks = max(self.config.num_experts, self.num_ranks)
+            body = f"(void)placed; return static_cast<u32>(id) * {self.num_ranks}u / {blocks}u;"
+        else:
+            body = "return static_cast<u32>(placed[id]);"
+        return f"__device__ __forceinline__ u32 expert_rank(i32 id, const i32* placed) {{ {body} }}"
 
     def kernels(self, protocol: str) -> dict[str, KernelSource]:
         """Source of every exchange kernel of a protocol, by name."""
         prelude = self.prelude(protocol)
-        return {name: KernelSource(name, arguments, prelude) for name, arguments in _KERNEL_ARGUMENTS.items()}
+        arguments = _KERNEL_ARGUMENTS.items()
+        return {name: KernelSource(name, of_ranks(self.num_ranks), prelude) for name, of_ranks in arguments}
 
 
 def heap_layout(config: ExchangeConfig, num_ranks: int) -> Layout:

@@ -9,7 +9,7 @@ import numpy as np
 
 from nvep.arrays import ArrayOwner, DeviceArray
 from nvep.config import Settings, partial_dtype
-from nvep.exchange.arguments import COMBINE_ARGUMENTS, DISPATCH_ARGUMENTS
+from nvep.exchange.arguments import combine_arguments, dispatch_arguments
 from nvep.exchange.arrivals import Arrivals
 from nvep.exchange.memory import ExchangeMemory
 from nvep.protocols import PROTOCOLS
@@ -46,7 +46,6 @@ def lane_arguments(memory: ExchangeMemory, lane: int, rank: int) -> tuple[ctypes
     config = memory.plan.config
     deadline = config.deadline if config.deadline is not None else Settings.from_environment().deadline
     common = {
-        "peers": memory.heap.peer_table.address,
         "local": memory.lane_local(lane),
         "status": memory.status.address(lane),
         "deadline": int(deadline * 1e9),
@@ -55,4 +54,8 @@ def lane_arguments(memory: ExchangeMemory, lane: int, rank: int) -> tuple[ctypes
         "expert_ranks": memory.expert_ranks.address,
         "masked": memory.mask.address,
     }
-    return DISPATCH_ARGUMENTS.new(**common), COMBINE_ARGUMENTS.new(**common)
+    ranks = memory.plan.num_ranks
+    lane_structs = dispatch_arguments(ranks).new(**common), combine_arguments(ranks).new(**common)
+    for arguments in lane_structs:
+        arguments.peers[:] = memory.heap.peer_bases
+    return lane_structs

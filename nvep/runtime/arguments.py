@@ -17,21 +17,21 @@ _CPP = {"u32": "unsigned int", "i32": "int", "u64": "unsigned long long", "f32":
 
 @dataclass(frozen=True)
 class Field:
-    """One field: ``kind`` is ``u32``, ``i32``, ``u64``, ``f32`` or a C++ pointee type followed by ``*``; ``count`` >
-    1 is an array."""
+    """One field: ``kind`` is ``u32``, ``i32``, ``u64``, ``f32`` or a C++ pointee type followed by ``*``; with a
+    ``count``, an array."""
 
     name: str
     kind: str
-    count: int = 1
+    count: int | None = None
 
     @property
     def ctype(self) -> Any:
         base: Any = ctypes.c_uint64 if self.kind.endswith("*") else _CTYPES[self.kind]
-        return base * self.count if self.count > 1 else base
+        return base if self.count is None else base * self.count
 
     def declaration(self) -> str:
         cpp = self.kind if self.kind.endswith("*") else _CPP[self.kind]
-        suffix = f"[{self.count}]" if self.count > 1 else ""
+        suffix = "" if self.count is None else f"[{self.count}]"
         return f"  {cpp} {self.name}{suffix};"
 
 

@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 
-import numpy as np
-
 from nvep.errors import ArgumentError, ExchangeClosed, HeapTooLarge
 from nvep.group.base import RankGroup
-from nvep.runtime.device import Memory
 from nvep.symmetric.layout import Layout
 from nvep.symmetric.slices import SliceBackend, map_slices
 
@@ -35,8 +32,6 @@ class SymmetricHeap:
         Address of this rank's slice.
     peer_bases : tuple of int
         Addresses of all ranks' slices by rank, valid in this process.
-    peer_table : Memory
-        The same on the device: ``u64[size]``.
     layout : Layout
         As given.
     nbytes : int
@@ -55,8 +50,6 @@ class SymmetricHeap:
     GroupError
         Ranks cannot share memory (they are on several hosts), or one is gone.
     """
-
-    peer_table: Memory
 
     def __init__(
         self, group: RankGroup, layout: Layout, *, initialise: Callable[[SymmetricHeap], None] | None = None
@@ -128,15 +121,11 @@ class SymmetricHeap:
             )
 
     def _initialise(self, initialise: Callable[[SymmetricHeap], None] | None) -> None:
-        device = self.group.device
-        self.peer_table = device.allocate(8 * self.group.size)
-        self._cleanup.callback(self.peer_table.free)
         try:
-            device.copy_in(self.peer_table.address, np.array(self.peer_bases, dtype=np.uint64), device.default_stream)
             if initialise is not None:
                 initialise(self)
         finally:
-            device.default_stream.synchronize()  # before anything is unmapped, too
+            self.group.device.default_stream.synchronize()  # before anything is unmapped, too
 
 
 def _require_layout(layout: object) -> None:

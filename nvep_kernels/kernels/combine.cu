@@ -9,7 +9,7 @@ extern "C" __global__ void combine(const __grid_constant__ CombineArguments argu
   Step step = open_step(arguments);
   NVEP_SHARED(Transport::Shared, shared);
   u32 epoch = step.counters()->dispatched;
-  Transport::open(step, Transport::mask_snapshot(step), shared);
+  step.active = unmasked(Transport::mask_snapshot(step));
   if (!dead_before(step, epoch, kPhaseCombine)) Transport::combine_send(arguments, step, epoch, shared);
   Transport::combine_recv(arguments, step, epoch, shared);
 }

@@ -10,6 +10,6 @@ extern "C" __global__ void combine_send(const __grid_constant__ CombineArguments
   NVEP_SHARED(Transport::Shared, shared);
   u32 epoch = step.counters()->dispatched;
   if (dead_before(step, epoch, kPhaseCombine)) return;
-  Transport::open(step, Transport::mask_snapshot(step), shared);
+  step.active = unmasked(Transport::mask_snapshot(step));
   Transport::combine_send(arguments, step, epoch, shared);
 }

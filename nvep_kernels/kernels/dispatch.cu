@@ -9,7 +9,7 @@ extern "C" __global__ void dispatch(const __grid_constant__ DispatchArguments ar
   Step step = open_step(arguments);
   NVEP_SHARED(Transport::Shared, shared);
   u32 epoch = step.counters()->completed + 1;
-  Transport::open(step, arguments.masked, shared);
+  step.active = unmasked(arguments.masked);
   if (!dead_before(step, epoch, kPhaseDispatch)) Transport::dispatch_send(arguments, step, epoch, shared);
   Transport::dispatch_recv(step, epoch, shared);
 }

@@ -8,6 +8,6 @@ extern "C" __global__ void dispatch_recv(const __grid_constant__ DispatchArgumen
   grid_dependency_wait();
   Step step = open_step(arguments);
   NVEP_SHARED(Transport::Shared, shared);
-  Transport::open(step, Transport::mask_snapshot(step), shared);
+  step.active = unmasked(Transport::mask_snapshot(step));
   Transport::dispatch_recv(step, step.counters()->dispatched, shared);
 }

@@ -10,6 +10,6 @@ extern "C" __global__ void dispatch_send(const __grid_constant__ DispatchArgumen
   NVEP_SHARED(Transport::Shared, shared);
   u32 epoch = step.counters()->completed + 1;
   if (dead_before(step, epoch, kPhaseDispatch)) return;
-  Transport::open(step, arguments.masked, shared);
+  step.active = unmasked(arguments.masked);
   Transport::dispatch_send(arguments, step, epoch, shared);
 }

@@ -9,6 +9,6 @@ extern "C" __global__ void release(const __grid_constant__ CombineArguments argu
   Step step = open_step(arguments);
   NVEP_SHARED(Transport::Shared, shared);
   u32 epoch = step.counters()->dispatched;
-  Transport::open(step, Transport::mask_snapshot(step), shared);
+  step.active = unmasked(Transport::mask_snapshot(step));
   Transport::release(step, epoch, shared);
 }

@@ -14,14 +14,14 @@ struct Fence {
   // `post(rank)` then gives the word for each unmasked peer and `where(rank)` its address. Returns true in the one
   // thread that announced.
   template <class Word, class Where>
-  __device__ static bool announce(u32* arrivals, const u32* active, Word word, Where where) {
+  __device__ static bool announce(u32* arrivals, const RankSet& active, Word word, Where where) {
     __syncthreads();
     if (threadIdx.x != 0) return false;
     if (fetch_add_acq_rel_device(arrivals, 1u) != gridDim.x - 1) return false;
     store_relaxed_device(arrivals, 0u);
     fence_acq_rel_system();
     for (u32 r = 0; r < config::kRanks; ++r) {
-      if (active[r]) store_relaxed_system(where(r), word(r));
+      if (active.has(r)) store_relaxed_system(where(r), word(r));
     }
     return true;
   }

@@ -13,15 +13,38 @@ namespace nvep {
 enum Phase : u32 { kPhaseDispatch = 1, kPhaseCombine = 2, kPhaseRelease = 3 };  // 4: a host that leaves
 enum StatusCode : u32 { kStatusExpired = 1, kStatusPoisoned = 2, kStatusProtocol = 3 };
 
+constexpr u32 kWarp = 0xffffffffu;
+constexpr u32 kMaskWords = (config::kRanks + 63) / 64;
+
+// Ranks as bits.
+struct RankSet {
+  u64 bits[kMaskWords];
+
+  __device__ bool has(u32 rank) const { return (bits[rank / 64] >> (rank % 64)) & 1ull; }
+  __device__ void add(u32 rank) { bits[rank / 64] |= 1ull << (rank % 64); }
+
+  // Members below `rank`: the position of `rank` among them.
+  __device__ u32 below(u32 rank) const {
+    u32 n = 0;
+#pragma unroll
+    for (u32 w = 0; w < kMaskWords; ++w) {
+      u64 word = w < rank / 64 ? bits[w] : w == rank / 64 ? bits[w] & ((1ull << (rank % 64)) - 1) : 0ull;
+      n += static_cast<u32>(__popcll(word));
+    }
+    return n;
+  }
+};
+
 // What every phase knows. Addresses of heap regions are lane-relative offsets from a rank's slice.
 struct Step {
-  const u64* peers;  // slice of each rank, mapped here
-  u64 local;         // private state of this lane
-  u64 status;        // Status, in memory the host reads
-  u64 lane_offset;   // start of this lane in every slice
+  const u64* peers;   // slice of each rank, mapped here; an argument of the kernel
+  u64 local;          // private state of this lane
+  u64 status;         // Status, in memory the host reads
+  u64 lane_offset;    // start of this lane in every slice
   const u32* masked;  // the live mask: what a rank that is left out says no longer counts
   u64 deadline;       // nanoseconds
   u32 rank;
+  RankSet active;  // ranks that take part in this step
 
   __device__ Counters* counters() const { return reinterpret_cast<Counters*>(local + local::kCountersOffset); }
 
@@ -45,16 +68,34 @@ struct Step {
 
 template <class Arguments>
 __device__ Step open_step(const Arguments& a) {
-  return {a.peers, a.local, a.status, a.lane * heap::kLaneBytes, a.masked, a.deadline, a.rank};
+  return {a.peers, a.local, a.status, a.lane * heap::kLaneBytes, a.masked, a.deadline, a.rank, {}};
+}
+
+// Ranks whose mask word is zero. Whole warps call this.
+__device__ inline RankSet unmasked(const u32* masked) {
+  RankSet set = {};
+#pragma unroll
+  for (u32 first = 0; first < config::kRanks; first += 32) {
+    u32 r = first + threadIdx.x % 32;
+    u64 bits = __ballot_sync(kWarp, r < config::kRanks && masked[r] == 0);
+    set.bits[first / 64] |= bits << (first % 64);
+  }
+  return set;
 }
 
 // Record word: epoch in the low half, then 24 bits of count, then the protocol.
 __device__ inline u64 make_record(u32 epoch, u32 count, u32 protocol) {
   return static_cast<u64>(epoch) | (static_cast<u64>(count) << 32) | (static_cast<u64>(protocol) << 56);
 }
-__device__ inline u32 record_epoch(u64 record) { return static_cast<u32>(record); }
-__device__ inline u32 record_count(u64 record) { return static_cast<u32>(record >> 32) & 0xffffffu; }
-__device__ inline u32 record_protocol(u64 record) { return static_cast<u32>(record >> 56); }
+__device__ inline u32 record_epoch(u64 record) {
+  return static_cast<u32>(record);
+}
+__device__ inline u32 record_count(u64 record) {
+  return static_cast<u32>(record >> 32) & 0xffffffu;
+}
+__device__ inline u32 record_protocol(u64 record) {
+  return static_cast<u32>(record >> 56);
+}
 
 // Poison word: epoch, then 14 bits each of suspect and reporter, 3 of phase, and a set top bit.
 __device__ inline u64 make_poison(u32 epoch, u32 suspect, u32 reporter, u32 phase) {
@@ -63,7 +104,9 @@ __device__ inline u64 make_poison(u32 epoch, u32 suspect, u32 reporter, u32 phas
 }
 
 // Counters::dead: when the lane died; 0 while it lives.
-__device__ inline u64 dead_mark(u32 epoch, u32 phase) { return (static_cast<u64>(phase) << 32) | epoch; }
+__device__ inline u64 dead_mark(u32 epoch, u32 phase) {
+  return (static_cast<u64>(phase) << 32) | epoch;
+}
 
 struct Failure {
   u32 code, suspect, reporter, epoch, phase;
@@ -92,8 +135,9 @@ __device__ inline void expire(const Step& step, u32 epoch, u32 phase, u32 suspec
 __device__ inline bool poisoned_by(const Step& step, u32 epoch, u32 phase, u32 reporter) {
   u64 word = load_relaxed_system(step.poison(step.rank, reporter));
   if (word == 0 || step.masked[reporter] != 0) return false;
-  report(step, epoch, phase, {kStatusPoisoned, static_cast<u32>(word >> 32) & 0x3fffu, reporter, static_cast<u32>(word),
-                              static_cast<u32>(word >> 60) & 7u});
+  report(step, epoch, phase,
+         {kStatusPoisoned, static_cast<u32>(word >> 32) & 0x3fffu, reporter, static_cast<u32>(word),
+          static_cast<u32>(word >> 60) & 7u});
   return true;
 }
 
@@ -147,12 +191,12 @@ __device__ inline bool await_word(const Step& step, const u64* word, u32 epoch, 
 // the block. `seen(rank, word)` runs in the waiting thread, with a count of zero for masked ranks. False in all
 // threads of the block if any wait failed.
 template <class Protocol, class Where, class Seen>
-__device__ inline bool await_records(const Step& step, u32 epoch, u32 phase, const u32* active, Where where, Seen seen) {
+__device__ inline bool await_records(const Step& step, u32 epoch, u32 phase, Where where, Seen seen) {
   bool failed = false;
   for (u32 r = threadIdx.x; r < config::kRanks; r += blockDim.x) {
     u64 word = 0;
     failed |= poisoned_by(step, epoch, phase, r);
-    if (!active[r]) {
+    if (!step.active.has(r)) {
       seen(r, make_record(epoch, 0, Protocol::kCode));
     } else if (!await_word<Protocol::kAcquires>(step, where(r), epoch, phase, r, word)) {
       failed = true;

@@ -9,12 +9,11 @@
 
 namespace nvep {
 
-constexpr u64 kEmpty = 0x8080808080808080ull;      // the sentinel
-constexpr u64 kUnrouted = 0x7fffffffffffffffull;   // in place of every key of a slot that holds no token
+constexpr u64 kEmpty = 0x8080808080808080ull;     // the sentinel
+constexpr u64 kUnrouted = 0x7fffffffffffffffull;  // in place of every key of a slot that holds no token
 constexpr u32 kPrefixBytes = 16;
 constexpr u32 kChunkUnits = config::kChunkBytes / 16;
 constexpr u32 kLaneUnits = (kChunkUnits + 31) / 32;  // units that a lane holds in registers
-constexpr u32 kWarp = 0xffffffffu;
 
 struct Sentinel {
   static constexpr u32 kCode = 2;
@@ -44,7 +43,9 @@ struct LaneUnits {
   u64x2 unit[kLaneUnits];
 };
 
-__device__ inline bool is_empty(const u64x2& unit) { return unit.a == kEmpty || unit.b == kEmpty; }
+__device__ inline bool is_empty(const u64x2& unit) {
+  return unit.a == kEmpty || unit.b == kEmpty;
+}
 
 // The whole warp votes: 0 where no unit looks like the sentinel, else the first key that hides all that do. A key
 // fails for at most one value of each half, so one of the first 2 n + 1 works.

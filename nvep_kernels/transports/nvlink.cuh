@@ -5,24 +5,14 @@
 
 namespace nvep {
 
-struct NvlinkPeers {
-  u64 lane_of[config::kRanks];  // this lane in every rank's slice
-  u32 active[config::kRanks];   // unmasked
-  u32 count[config::kRanks];    // rows to expect, by source
+struct NvlinkShared {
+  u32 count[config::kRanks];  // rows to expect, by source
 };
 
 constexpr u32 kDispatchRecordBytes = 16;  // two words per source
 
 struct NvlinkStep {
-  // `active` comes from the live mask in D.send, and from the step's snapshot in the other phases.
-  __device__ static void open(const Step& step, const u32* masked, NvlinkPeers& shared) {
-    for (u32 r = threadIdx.x; r < config::kRanks; r += blockDim.x) {
-      shared.lane_of[r] = step.lane_of(r);
-      shared.active[r] = masked[r] == 0;
-    }
-    __syncthreads();
-  }
-
+  // Who is masked comes from the live mask in D.send, and from here in the other phases.
   __device__ static u32* mask_snapshot(const Step& step) { return step.local_region<u32>(local::kMaskSnapshotOffset); }
 
   // A count on the device cannot be checked before the launch: it is cut to the rows of the arrays here and reported by
@@ -38,8 +28,7 @@ struct NvlinkStep {
 
   // One thread of the grid: what the later phases read instead of values that may have changed by then.
   template <class Arguments>
-  __device__ static void close_dispatch_send(const Arguments& a, const Step& step, u32 epoch, u32 tokens,
-                                             const NvlinkPeers& shared) {
+  __device__ static void close_dispatch_send(const Arguments& a, const Step& step, u32 epoch, u32 tokens) {
     Counters* counters = step.counters();
     Status* status = reinterpret_cast<Status*>(step.status);
     counters->dispatched = epoch;
@@ -47,11 +36,11 @@ struct NvlinkStep {
     if (a.num_tokens_device && *a.num_tokens_device > tokens) {
       store_relaxed_system(&status->excess_tokens, *a.num_tokens_device);
     }
-    for (u32 r = 0; r < config::kRanks; ++r) mask_snapshot(step)[r] = shared.active[r] ? 0u : 1u;
+    for (u32 r = 0; r < config::kRanks; ++r) mask_snapshot(step)[r] = step.active.has(r) ? 0u : 1u;
   }
 
   // Ids of rows that hold no token, so that they lead nobody there.
-  __device__ static void fill_invalid(u64 expert_ids, const NvlinkPeers& shared) {
+  __device__ static void fill_invalid(u64 expert_ids, const NvlinkShared& shared) {
     u32* ids = reinterpret_cast<u32*>(expert_ids);
     constexpr u32 per_source = config::kMaxTokens * config::kTopK;
     u32 stride = gridDim.x * blockDim.x;

@@ -8,7 +8,7 @@
 
 namespace nvep {
 
-struct NvlinkFenceShared : NvlinkPeers {
+struct NvlinkFenceShared : NvlinkShared {
   SlotTile tile;
 };
 
@@ -25,10 +25,10 @@ struct NvlinkFence : NvlinkStep {
     u32 first = static_cast<u32>(static_cast<u64>(tokens) * blockIdx.x / gridDim.x);
     u32 end = static_cast<u32>(static_cast<u64>(tokens) * (blockIdx.x + 1) / gridDim.x);
     bool totals = blockIdx.x == gridDim.x - 1;  // the last range ends with the counts of the whole step
-    if (first < end || totals) count_before(a, first, shared.active, shared.tile);
+    if (first < end || totals) count_before(a, first, step.active, shared.tile);
     for (u32 at = first; at < end; at += kTileTokens) {
       u32 n = min(kTileTokens, end - at);
-      assign_tile(a, step, at, n, shared.active, shared.tile);
+      assign_tile(a, step, at, n, shared.tile);
       __syncthreads();
       push_headers(a, step, at, n, shared);
       push_payloads<0>(a, step, at, n, shared);
@@ -36,13 +36,14 @@ struct NvlinkFence : NvlinkStep {
     }
     u32* sent = step.local_region<u32>(local::kSendCountsOffset);
     if (totals) {
-      for (u32 r = threadIdx.x; r < config::kRanks; r += blockDim.x) store_relaxed_device(sent + r, shared.tile.count[r]);
+      for (u32 r = threadIdx.x; r < config::kRanks; r += blockDim.x)
+        store_relaxed_device(sent + r, shared.tile.count[r]);
     }
     bool announced = Protocol::announce(
-        &step.counters()->send_arrivals, shared.active,
+        &step.counters()->send_arrivals, step.active,
         [&](u32 r) { return make_record(epoch, load_relaxed_device(sent + r), Protocol::kCode); },
-        [&](u32 r) { return dispatch_record(shared.lane_of[r], step.rank, epoch); });
-    if (announced) close_dispatch_send(a, step, epoch, tokens, shared);
+        [&](u32 r) { return dispatch_record(step.lane_of(r), step.rank, epoch); });
+    if (announced) close_dispatch_send(a, step, epoch, tokens);
   }
 
   template <class Arguments>
@@ -53,8 +54,9 @@ struct NvlinkFence : NvlinkStep {
       Route route = shared.tile.routes[token][j];
       if (route.target < 0) continue;
       u64 entry = (static_cast<u64>(step.rank) * config::kMaxTokens + static_cast<u32>(route.slot)) * config::kTopK + k;
-      u64 lane = shared.lane_of[route.target];
-      store_weak(reinterpret_cast<u32*>(lane + heap::kExpertIdsOffset) + entry, static_cast<u32>(shared.tile.ids[token].id[k]));
+      u64 lane = step.lane_of(route.target);
+      store_weak(reinterpret_cast<u32*>(lane + heap::kExpertIdsOffset) + entry,
+                 static_cast<u32>(shared.tile.ids[token].id[k]));
       store_weak(reinterpret_cast<float*>(lane + heap::kExpertWeightsOffset) + entry,
                  a.expert_weights[(first + token) * config::kTopK + k]);
     }
@@ -73,7 +75,7 @@ struct NvlinkFence : NvlinkStep {
         if (routes[0].target < 0) continue;
         uint4 value = rows[i];
         for (u32 j = 0; j < config::kMaxTargets && routes[j].target >= 0; ++j) {
-          u64 row = shared.lane_of[routes[j].target] + base + static_cast<u64>(routes[j].slot) * bytes;
+          u64 row = step.lane_of(routes[j].target) + base + static_cast<u64>(routes[j].slot) * bytes;
           store_weak(reinterpret_cast<uint4*>(row) + unit, value);
         }
       }
@@ -86,17 +88,17 @@ struct NvlinkFence : NvlinkStep {
   __device__ static void dispatch_recv(const Step& step, u32 epoch, Shared& shared) {
     for (u32 r = threadIdx.x; r < config::kRanks; r += blockDim.x) shared.count[r] = 0;
     __syncthreads();
-    bool alive = !dead_before(step, epoch, kPhaseDispatch) &&
-                 await_records<Protocol>(
-                     step, epoch, kPhaseDispatch, shared.active,
-                     [&](u32 r) { return dispatch_record(shared.lane_of[step.rank], r, epoch); },
-                     [&](u32 r, u64 word) { shared.count[r] = min(record_count(word), static_cast<u32>(config::kMaxTokens)); });
+    bool alive =
+        !dead_before(step, epoch, kPhaseDispatch) &&
+        await_records<Protocol>(
+            step, epoch, kPhaseDispatch, [&](u32 r) { return dispatch_record(step.lane_of(step.rank), r, epoch); },
+            [&](u32 r, u64 word) { shared.count[r] = min(record_count(word), static_cast<u32>(config::kMaxTokens)); });
     if (!alive) {  // outputs are undefined; ids are valid or invalid, never out of range
       __syncthreads();
       for (u32 r = threadIdx.x; r < config::kRanks; r += blockDim.x) shared.count[r] = 0;
       __syncthreads();
     }
-    fill_invalid(shared.lane_of[step.rank] + heap::kExpertIdsOffset, shared);
+    fill_invalid(step.lane_of(step.rank) + heap::kExpertIdsOffset, shared);
     if (blockIdx.x == 0) {
       i32* counts = step.local_region<i32>(local::kCountsOffset);
       for (u32 r = threadIdx.x; r < config::kRanks; r += blockDim.x) counts[r] = static_cast<i32>(shared.count[r]);
@@ -107,15 +109,15 @@ struct NvlinkFence : NvlinkStep {
 
   template <class Arguments>
   __device__ static void combine_send(const Arguments& a, const Step& step, u32 epoch, Shared& shared) {
-    const u64 exposed = shared.lane_of[step.rank] + heap::kPartialRowsOffset;
+    const u64 exposed = step.lane_of(step.rank) + heap::kPartialRowsOffset;
     if (a.partial_rows != 0 && a.partial_rows != exposed) copy_partial_rows(a.partial_rows, exposed, step);
     announce_combine(step, epoch, shared);
   }
 
   __device__ static void announce_combine(const Step& step, u32 epoch, const Shared& shared) {
     Protocol::announce(
-        &step.counters()->combine_arrivals, shared.active, [&](u32) { return make_record(epoch, 0, Protocol::kCode); },
-        [&](u32 r) { return combine_record(shared.lane_of[r], step.rank); });
+        &step.counters()->combine_arrivals, step.active, [&](u32) { return make_record(epoch, 0, Protocol::kCode); },
+        [&](u32 r) { return combine_record(step.lane_of(r), step.rank); });
   }
 
   __device__ static u64* combine_record(u64 lane, u32 source) {
@@ -138,10 +140,9 @@ struct NvlinkFence : NvlinkStep {
   // --- C.recv ---------------------------------------------------------------------------------------------------------
 
   __device__ static bool await_combine(const Step& step, u32 epoch, u32 phase, const Shared& shared) {
-    return !dead_before(step, epoch, phase) && await_records<Protocol>(
-                                            step, epoch, phase, shared.active,
-                                            [&](u32 r) { return combine_record(shared.lane_of[step.rank], r); },
-                                            [](u32, u64) {});
+    return !dead_before(step, epoch, phase) &&
+           await_records<Protocol>(
+               step, epoch, phase, [&](u32 r) { return combine_record(step.lane_of(step.rank), r); }, [](u32, u64) {});
   }
 
   // Ends a step without combine: the records of combine with zero rows.
@@ -163,7 +164,8 @@ struct NvlinkFence : NvlinkStep {
   __device__ static void pull_and_sum(const Arguments& a, const Step& step, const Shared& shared) {
     constexpr u32 units = config::kPartialBytes / 16;
     const Route* routes = step.local_region<Route>(local::kRoutesOffset);
-    const u64 base = heap::kPartialRowsOffset + static_cast<u64>(step.rank) * config::kMaxTokens * config::kPartialBytes;
+    const u64 base =
+        heap::kPartialRowsOffset + static_cast<u64>(step.rank) * config::kMaxTokens * config::kPartialBytes;
     uint4* out = reinterpret_cast<uint4*>(a.output);
     u64 n = static_cast<u64>(step.counters()->tokens) * units;
     for (u64 i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x) {
@@ -175,7 +177,7 @@ struct NvlinkFence : NvlinkStep {
 #pragma unroll
       for (u32 j = 0; j < config::kMaxTargets; ++j) {
         if (route[j].target < 0) break;
-        u64 row = shared.lane_of[route[j].target] + base + static_cast<u64>(route[j].slot) * config::kPartialBytes;
+        u64 row = step.lane_of(route[j].target) + base + static_cast<u64>(route[j].slot) * config::kPartialBytes;
         Partial::add(sum, load_weak(reinterpret_cast<const uint4*>(row) + unit));
       }
       out[i] = Partial::round(sum);

@@ -37,7 +37,7 @@ struct NvlinkSentinel : NvlinkSentinelDispatch {
     TokenIds ids;
 #pragma unroll
     for (u32 k = 0; k < config::kTopK; ++k) ids.id[k] = landed[k];
-    TargetSet set = targets_of(ids, a.expert_ranks);
+    RankSet set = targets_of(ids, a.expert_ranks);
     if (!set.has(step.rank)) return;  // no token here: its ids are all invalid
     u32 lane = threadIdx.x % 32, units = CombineWire::units(c);
     const u64x2* from = reinterpret_cast<const u64x2*>(a.partial_rows) + row * CombineWire::kUnits + c * kChunkUnits;
@@ -47,7 +47,7 @@ struct NvlinkSentinel : NvlinkSentinelDispatch {
       if (lane + 32 * i < units) data.unit[i] = from[lane + 32 * i];
     }
     u64 key = choose_key(data, units);
-    u64 slot = combine_slot(shared.lane_of[source], token, set.below(step.rank));
+    u64 slot = combine_slot(step.lane_of(source), token, set.below(step.rank));
     if (lane == 0) store_relaxed_system(reinterpret_cast<u64*>(CombineWire::chunk(slot, c)), key);
     send_units(CombineWire::body(slot, c), data, units, key);
   }
@@ -67,8 +67,10 @@ struct NvlinkSentinel : NvlinkSentinelDispatch {
 
   // One chunk of one output row: targets ascending, in float32, rounded once; -0 is the identity of addition.
   template <class Arguments>
-  __device__ static bool sum_chunk(const Arguments& a, const Step& step, u32 epoch, u32 token, u32 c, const Shared& shared) {
-    const Route* routes = step.local_region<Route>(local::kRoutesOffset) + static_cast<u64>(token) * config::kMaxTargets;
+  __device__ static bool sum_chunk(const Arguments& a, const Step& step, u32 epoch, u32 token, u32 c,
+                                   const Shared& shared) {
+    const Route* routes =
+        step.local_region<Route>(local::kRoutesOffset) + static_cast<u64>(token) * config::kMaxTargets;
     u32 lane = threadIdx.x % 32, units = CombineWire::units(c);
     bool any = false;
     for (u32 j = 0; j < config::kMaxTargets; ++j) any |= routes[j].slot >= 0;
@@ -81,7 +83,7 @@ struct NvlinkSentinel : NvlinkSentinelDispatch {
     for (u32 j = 0; j < config::kMaxTargets; ++j) {
       Route route = routes[j];
       if (route.slot < 0) continue;
-      u64 slot = combine_slot(shared.lane_of[step.rank], token, j);
+      u64 slot = combine_slot(step.lane_of(step.rank), token, j);
       u64* key_word = reinterpret_cast<u64*>(CombineWire::chunk(slot, c));
       LaneUnits data;
       u32 suspect = static_cast<u32>(route.target);

@@ -6,7 +6,7 @@
 
 namespace nvep {
 
-struct NvlinkSentinelShared : NvlinkPeers {
+struct NvlinkSentinelShared : NvlinkShared {
   u32 first[config::kRanks + 1];  // units of D.recv and C.send before those of each source
 };
 
@@ -41,8 +41,9 @@ struct NvlinkSentinelDispatch : NvlinkStep {
       // otherwise by the axiom on completed grids.
       if constexpr (config::kStrictPtx) fence_acq_rel_system();
       for (u32 r = threadIdx.x; r < config::kRanks; r += blockDim.x) {
-        if (shared.active[r]) {
-          store_relaxed_system(dispatch_record(shared.lane_of[r], step.rank, epoch), make_record(epoch, tokens, Protocol::kCode));
+        if (step.active.has(r)) {
+          store_relaxed_system(dispatch_record(step.lane_of(r), step.rank, epoch),
+                               make_record(epoch, tokens, Protocol::kCode));
         }
       }
     }
@@ -50,7 +51,7 @@ struct NvlinkSentinelDispatch : NvlinkStep {
       send_token_chunk(a, step, epoch, work / DispatchWire::kChunks, work % DispatchWire::kChunks, shared);
     }
     __syncthreads();
-    if (blockIdx.x == 0 && threadIdx.x == 0) close_dispatch_send(a, step, epoch, tokens, shared);
+    if (blockIdx.x == 0 && threadIdx.x == 0) close_dispatch_send(a, step, epoch, tokens);
   }
 
   template <class Arguments>
@@ -59,7 +60,7 @@ struct NvlinkSentinelDispatch : NvlinkStep {
     u32 lane = threadIdx.x % 32;
     TokenIds ids;
     u32 bad = read_token_ids(a, token, ids);
-    TargetSet set = targets_of(ids, a.expert_ranks);
+    RankSet set = targets_of(ids, a.expert_ranks);
     LaneUnits data;
     load_payload(a, token, c, data);
     u32 units = DispatchWire::units(c);
@@ -67,18 +68,18 @@ struct NvlinkSentinelDispatch : NvlinkStep {
     bool dropped = false;
     for (u32 r = 0; r < config::kRanks; ++r) {
       if (!set.has(r)) continue;
-      if (!shared.active[r]) {
+      if (!step.active.has(r)) {
         dropped = true;
         continue;
       }
-      u64 slot = dispatch_slot(shared.lane_of[r], epoch, step.rank, token);
+      u64 slot = dispatch_slot(step.lane_of(r), epoch, step.rank, token);
       if (lane == 0) store_relaxed_system(reinterpret_cast<u64*>(DispatchWire::chunk(slot, c)), key);
       if (c == 0) send_header(a, slot, token, ids);
       send_units(DispatchWire::body(slot, c), data, units, key);
     }
     for (u32 r = lane; r < config::kRanks; r += 32) {
-      if (set.has(r) || !shared.active[r]) continue;
-      u64 slot = dispatch_slot(shared.lane_of[r], epoch, step.rank, token);
+      if (set.has(r) || !step.active.has(r)) continue;
+      u64 slot = dispatch_slot(step.lane_of(r), epoch, step.rank, token);
       store_relaxed_system(reinterpret_cast<u64*>(DispatchWire::chunk(slot, c)), kUnrouted);
     }
     if (c == 0) keep_routes(step, token, set, shared);
@@ -101,10 +102,10 @@ struct NvlinkSentinelDispatch : NvlinkStep {
   }
 
   // C.recv needs the targets by position: j counts masked ranks too, and a slot below 0 says not to wait for one.
-  __device__ static void keep_routes(const Step& step, u32 token, const TargetSet& set, const Shared& shared) {
+  __device__ static void keep_routes(const Step& step, u32 token, const RankSet& set, const Shared& shared) {
     Route* routes = step.local_region<Route>(local::kRoutesOffset) + static_cast<u64>(token) * config::kMaxTargets;
     for (u32 r = threadIdx.x % 32; r < config::kRanks; r += 32) {
-      if (set.has(r)) routes[set.below(r)] = {static_cast<i32>(r), shared.active[r] ? static_cast<i32>(token) : -1};
+      if (set.has(r)) routes[set.below(r)] = {static_cast<i32>(r), step.active.has(r) ? static_cast<i32>(token) : -1};
     }
     for (u32 j = set.below(config::kRanks) + threadIdx.x % 32; j < config::kMaxTargets; j += 32) routes[j] = {-1, -1};
   }
@@ -135,11 +136,11 @@ struct NvlinkSentinelDispatch : NvlinkStep {
   __device__ static void dispatch_recv(const Step& step, u32 epoch, Shared& shared) {
     for (u32 r = threadIdx.x; r < config::kRanks; r += blockDim.x) shared.count[r] = 0;
     __syncthreads();
-    bool alive = !dead_before(step, epoch, kPhaseDispatch) &&
-                 await_records<Protocol>(
-                     step, epoch, kPhaseDispatch, shared.active,
-                     [&](u32 r) { return dispatch_record(shared.lane_of[step.rank], r, epoch); },
-                     [&](u32 r, u64 word) { shared.count[r] = min(record_count(word), static_cast<u32>(config::kMaxTokens)); });
+    bool alive =
+        !dead_before(step, epoch, kPhaseDispatch) &&
+        await_records<Protocol>(
+            step, epoch, kPhaseDispatch, [&](u32 r) { return dispatch_record(step.lane_of(step.rank), r, epoch); },
+            [&](u32 r, u64 word) { shared.count[r] = min(record_count(word), static_cast<u32>(config::kMaxTokens)); });
     if (alive) alive = !__syncthreads_or(!land_all(step, epoch, shared));
     if (!alive) {  // outputs are undefined; ids are valid or invalid, never out of range
       for (u32 r = threadIdx.x; r < config::kRanks; r += blockDim.x) shared.count[r] = 0;
@@ -157,7 +158,8 @@ struct NvlinkSentinelDispatch : NvlinkStep {
     u32 total = number_units(shared, DispatchWire::kChunks);
     for (u32 work = warp_index(); work < total; work += warp_count()) {
       u32 source = source_of(shared, work), rest = work - shared.first[source];
-      if (!land_chunk(step, epoch, source, rest / DispatchWire::kChunks, rest % DispatchWire::kChunks, shared)) return false;
+      if (!land_chunk(step, epoch, source, rest / DispatchWire::kChunks, rest % DispatchWire::kChunks, shared))
+        return false;
     }
     return true;
   }
@@ -184,14 +186,13 @@ struct NvlinkSentinelDispatch : NvlinkStep {
 
   __device__ static bool land_chunk(const Step& step, u32 epoch, u32 source, u32 token, u32 c, const Shared& shared) {
     u32 lane = threadIdx.x % 32, units = DispatchWire::units(c);
-    u64 slot = dispatch_slot(shared.lane_of[step.rank], epoch, source, token);
+    u64 slot = dispatch_slot(step.lane_of(step.rank), epoch, source, token);
     u64* key_word = reinterpret_cast<u64*>(DispatchWire::chunk(slot, c));
     u64 row = static_cast<u64>(source) * config::kMaxTokens + token;
     u64 header[kHeaderLoads];
     LaneUnits data;
-    Poll poll = await_chunk(step, epoch, kPhaseDispatch, source, key_word, DispatchWire::body(slot, c), units, data, [&] {
-      return c == 0 && load_header(slot, header);
-    });
+    Poll poll = await_chunk(step, epoch, kPhaseDispatch, source, key_word, DispatchWire::body(slot, c), units, data,
+                            [&] { return c == 0 && load_header(slot, header); });
     if (poll == Poll::kGivenUp) return false;
     if (poll == Poll::kNothing) {
       if (c == 0) land_nothing(step, row);

@@ -6,7 +6,6 @@
 namespace nvep {
 
 constexpr u32 kTileTokens = 32;  // one token per lane of the assigning warp
-constexpr u32 kMaskWords = (config::kRanks + 63) / 64;
 
 // The targets of a token, ascending, and its slot at each; a target below 0 ends the list.
 struct Route {
@@ -42,57 +41,37 @@ __device__ inline u32 read_token_ids(const Arguments& a, u32 token, TokenIds& id
   return bad;
 }
 
-// Ranks as bits.
-struct TargetSet {
-  u64 bits[kMaskWords];
-
-  __device__ bool has(u32 rank) const { return (bits[rank / 64] >> (rank % 64)) & 1ull; }
-
-  // Members below `rank`: the position of `rank` among a token's targets.
-  __device__ u32 below(u32 rank) const {
-    u32 n = 0;
-#pragma unroll
-    for (u32 w = 0; w < kMaskWords; ++w) {
-      u64 word = w < rank / 64 ? bits[w] : w == rank / 64 ? bits[w] & ((1ull << (rank % 64)) - 1) : 0ull;
-      n += static_cast<u32>(__popcll(word));
-    }
-    return n;
-  }
-};
-
 // Distinct ranks that own a token's experts, masked or not.
-__device__ inline TargetSet targets_of(const TokenIds& ids, const i32* expert_ranks) {
-  TargetSet set = {};
+__device__ inline RankSet targets_of(const TokenIds& ids, const i32* expert_ranks) {
+  RankSet set = {};
 #pragma unroll
   for (u32 k = 0; k < config::kTopK; ++k) {
-    if (ids.id[k] < 0) continue;
-    u32 target = static_cast<u32>(expert_ranks[ids.id[k]]);
-    set.bits[target / 64] |= 1ull << (target % 64);
+    if (ids.id[k] >= 0) set.add(config::expert_rank(ids.id[k], expert_ranks));
   }
   return set;
 }
 
 // Per-block scratch of D.send.
 struct SlotTile {
-  u32 count[config::kRanks];                             // rows before the current token, by target
+  u32 count[config::kRanks];  // rows before the current token, by target
   Route routes[kTileTokens][config::kMaxTargets];
   TokenIds ids[kTileTokens];
 };
 
 // Rows that tokens [0, end) send to each target. Integer sums, so the order of the adds does not matter.
 template <class Arguments>
-__device__ inline void count_before(const Arguments& a, u32 end, const u32* active, SlotTile& tile) {
+__device__ inline void count_before(const Arguments& a, u32 end, const RankSet& active, SlotTile& tile) {
   for (u32 r = threadIdx.x; r < config::kRanks; r += blockDim.x) tile.count[r] = 0;
   __syncthreads();
   for (u32 token = threadIdx.x; token < end; token += blockDim.x) {
     TokenIds ids;
     read_token_ids(a, token, ids);
-    TargetSet set = targets_of(ids, a.expert_ranks);
+    RankSet set = targets_of(ids, a.expert_ranks);
 #pragma unroll
     for (u32 w = 0; w < kMaskWords; ++w) {
       for (u64 left = set.bits[w]; left != 0; left &= left - 1) {
         u32 target = w * 64 + static_cast<u32>(__ffsll(static_cast<long long>(left))) - 1;
-        if (active[target]) atomicAdd(&tile.count[target], 1u);
+        if (active.has(target)) atomicAdd(&tile.count[target], 1u);
       }
     }
   }
@@ -101,11 +80,10 @@ __device__ inline void count_before(const Arguments& a, u32 end, const u32* acti
 
 // Warp 0 assigns the slots of up to 32 tokens from `first` and advances the counts; the caller barriers after it.
 template <class Arguments>
-__device__ inline void assign_tile(const Arguments& a, const Step& step, u32 first, u32 tokens, const u32* active,
-                                   SlotTile& tile) {
+__device__ inline void assign_tile(const Arguments& a, const Step& step, u32 first, u32 tokens, SlotTile& tile) {
   u32 lane = threadIdx.x;
   if (lane >= 32) return;
-  TargetSet set = {};
+  RankSet set = {};
   u32 bad = 0;
   bool dropped = false;
   if (lane < tokens) {
@@ -114,8 +92,8 @@ __device__ inline void assign_tile(const Arguments& a, const Step& step, u32 fir
   }
   u32 next = 0;
   for (u32 target = 0; target < config::kRanks; ++target) {
-    bool sent = set.has(target) && active[target];
-    dropped |= set.has(target) && !active[target];
+    bool sent = set.has(target) && step.active.has(target);
+    dropped |= set.has(target) && !step.active.has(target);
     u32 senders = __ballot_sync(0xffffffffu, sent);
     if (sent) {
       u32 before = static_cast<u32>(__popc(senders & ((1u << lane) - 1)));

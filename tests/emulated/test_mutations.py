@@ -31,8 +31,8 @@ MUTATIONS = {
     "any-record-will-do": Mutation("protocols/lane.cuh", "if (record_epoch(value) == epoch) {", "if (true) {"),
     "record-of-the-step-before": Mutation(
         "transports/nvlink_fence.cuh",
-        "[&](u32 r) { return dispatch_record(shared.lane_of[step.rank], r, epoch); },",
-        "[&](u32 r) { return dispatch_record(shared.lane_of[step.rank], r, epoch + 1); },",
+        "[&](u32 r) { return dispatch_record(step.lane_of(step.rank), r, epoch); },",
+        "[&](u32 r) { return dispatch_record(step.lane_of(step.rank), r, epoch + 1); },",
     ),
     "record-after-the-first-block": Mutation(
         "protocols/fence.cuh",
@@ -55,7 +55,7 @@ MUTATIONS = {
         "transports/nvlink_fence.cuh",
         "    bool announced = Protocol::announce(",
         "    if (tokens == 0) {\n"
-        "      if (blockIdx.x == 0 && threadIdx.x == 0) close_dispatch_send(a, step, epoch, tokens, shared);\n"
+        "      if (blockIdx.x == 0 && threadIdx.x == 0) close_dispatch_send(a, step, epoch, tokens);\n"
         "      return;\n    }\n"
         "    bool announced = Protocol::announce(",
     ),

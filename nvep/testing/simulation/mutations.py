@@ -177,15 +177,15 @@ _LIST = [
         (
             Patch(
                 _NVLINK_FENCE,
-                "const u64 exposed = shared.lane_of[step.rank] + heap::kPartialRowsOffset;",
-                "const u64 exposed = shared.lane_of[step.rank] + "
+                "const u64 exposed = step.lane_of(step.rank) + heap::kPartialRowsOffset;",
+                "const u64 exposed = step.lane_of(step.rank) + "
                 "(epoch & 1u ? heap::kPartialRowsOffset : config::payload_offset(0) + config::kMaxTokens * "
                 "config::kPartialBytes);",
             ),
             Patch(
                 _NVLINK_FENCE,
-                "const u64 base = heap::kPartialRowsOffset + static_cast",
-                "const u64 base = (step.counters()->dispatched & 1u ? heap::kPartialRowsOffset "
+                "        heap::kPartialRowsOffset + static_cast",
+                "(step.counters()->dispatched & 1u ? heap::kPartialRowsOffset "
                 ": config::payload_offset(0) + config::kMaxTokens * config::kPartialBytes) + static_cast",
             ),
         ),
@@ -210,8 +210,8 @@ _LIST = [
         (
             Patch(
                 "kernels/dispatch_recv.cu",
-                "Transport::open(step, Transport::mask_snapshot(step), shared);",
-                "Transport::open(step, arguments.masked, shared);",
+                "step.active = unmasked(Transport::mask_snapshot(step));",
+                "step.active = unmasked(arguments.masked);",
             ),
         ),
     ),
@@ -237,7 +237,7 @@ _LIST = [
                 _DISPATCH,
                 "    rearm_chunk(key_word, DispatchWire::body(slot, c), units);\n",
                 "    rearm_chunk(key_word, DispatchWire::body(slot, c), units);\n"
-                "    u64 next = dispatch_slot(shared.lane_of[step.rank], epoch + 1, source, token);\n"
+                "    u64 next = dispatch_slot(step.lane_of(step.rank), epoch + 1, source, token);\n"
                 "    u64* key = reinterpret_cast<u64*>(DispatchWire::chunk(next, c));\n"
                 "    rearm_chunk(key, DispatchWire::body(next, c), units);\n",
             ),
@@ -259,7 +259,7 @@ _LIST = [
         "skip-step-record",
         "no record without tokens",
         "sentinel",
-        (Patch(_DISPATCH, "        if (shared.active[r]) {", "        if (shared.active[r] && tokens != 0) {"),),
+        (Patch(_DISPATCH, "        if (step.active.has(r)) {", "        if (step.active.has(r) && tokens != 0) {"),),
     ),
     Mutation(
         "no-escape",
@@ -274,8 +274,8 @@ _LIST = [
         (
             Patch(
                 _DISPATCH,
-                "if (set.has(r) || !shared.active[r]) continue;",
-                "if (set.has(r) || !shared.active[r] || c != 0) continue;",
+                "if (set.has(r) || !step.active.has(r)) continue;",
+                "if (set.has(r) || !step.active.has(r) || c != 0) continue;",
             ),
         ),
     ),
