@@ -6,8 +6,7 @@ using namespace nvep;
 
 extern "C" __global__ void combine_recv(const __grid_constant__ CombineArguments arguments) {
   grid_dependency_wait();
-  Step step = open_step(arguments);
   NVEP_SHARED(Transport::Shared, shared);
-  step.active = unmasked(Transport::mask_snapshot(step));
-  Transport::combine_recv(arguments, step, step.counters()->dispatched, shared);
+  Step step = open_phase(arguments, kPhaseCombine);
+  Transport::combine_recv(arguments, step, shared);
 }

@@ -6,8 +6,7 @@ using namespace nvep;
 
 extern "C" __global__ void dispatch_recv(const __grid_constant__ DispatchArguments arguments) {
   grid_dependency_wait();
-  Step step = open_step(arguments);
   NVEP_SHARED(Transport::Shared, shared);
-  step.active = unmasked(Transport::mask_snapshot(step));
-  Transport::dispatch_recv(step, step.counters()->dispatched, shared);
+  Step step = open_phase(arguments, kPhaseDispatch);
+  Transport::dispatch_recv(step, shared);
 }

@@ -44,6 +44,9 @@ struct Step {
   const u32* masked;  // the live mask: what a rank that is left out says no longer counts
   u64 deadline;       // nanoseconds
   u32 rank;
+  u32 phase;
+  u32 epoch;
+  bool alive;      // the lane did not die before this phase
   RankSet active;  // ranks that take part in this step
 
   __device__ Counters* counters() const { return reinterpret_cast<Counters*>(local + local::kCountersOffset); }
@@ -65,11 +68,6 @@ struct Step {
     return reinterpret_cast<u64*>(peers[rank_of_slice] + heap::kPoisonOffset) + reporter;
   }
 };
-
-template <class Arguments>
-__device__ Step open_step(const Arguments& a) {
-  return {a.peers, a.local, a.status, a.lane * heap::kLaneBytes, a.masked, a.deadline, a.rank, {}};
-}
 
 // Ranks whose mask word is zero. Whole warps call this.
 __device__ inline RankSet unmasked(const u32* masked) {
@@ -113,8 +111,9 @@ struct Failure {
 };
 
 // The first failure of a lane wins: it marks the lane dead as of this phase and tells the host. True to the winner.
-__device__ inline bool report(const Step& step, u32 epoch, u32 phase, const Failure& failure) {
-  if (compare_swap_relaxed_device(&step.counters()->dead, 0ull, dead_mark(epoch, phase)) != 0ull) return false;
+__device__ inline bool report(const Step& step, const Failure& failure) {
+  u64 mark = dead_mark(step.epoch, step.phase);
+  if (compare_swap_relaxed_device(&step.counters()->dead, 0ull, mark) != 0ull) return false;
   Status* status = reinterpret_cast<Status*>(step.status);
   store_relaxed_system(&status->suspect, failure.suspect);
   store_relaxed_system(&status->reporter, failure.reporter);
@@ -125,33 +124,51 @@ __device__ inline bool report(const Step& step, u32 epoch, u32 phase, const Fail
 }
 
 // A wait passed its deadline: end the waits of every rank, of all lanes.
-__device__ inline void expire(const Step& step, u32 epoch, u32 phase, u32 suspect) {
-  if (!report(step, epoch, phase, {kStatusExpired, suspect, step.rank, epoch, phase})) return;
-  u64 word = make_poison(epoch, suspect, step.rank, phase);
+__device__ inline void expire(const Step& step, u32 suspect) {
+  if (!report(step, {kStatusExpired, suspect, step.rank, step.epoch, step.phase})) return;
+  u64 word = make_poison(step.epoch, suspect, step.rank, step.phase);
   for (u32 r = 0; r < config::kRanks; ++r) store_relaxed_system(step.poison(r, step.rank), word);
 }
 
 // Has `reporter` poisoned this rank?
-__device__ inline bool poisoned_by(const Step& step, u32 epoch, u32 phase, u32 reporter) {
+__device__ inline bool poisoned_by(const Step& step, u32 reporter) {
   u64 word = load_relaxed_system(step.poison(step.rank, reporter));
   if (word == 0 || step.masked[reporter] != 0) return false;
-  report(step, epoch, phase,
-         {kStatusPoisoned, static_cast<u32>(word >> 32) & 0x3fffu, reporter, static_cast<u32>(word),
-          static_cast<u32>(word >> 60) & 7u});
+  report(step, {kStatusPoisoned, static_cast<u32>(word >> 32) & 0x3fffu, reporter, static_cast<u32>(word),
+                static_cast<u32>(word >> 60) & 7u});
   return true;
 }
 
-__device__ inline bool poisoned(const Step& step, u32 epoch, u32 phase) {
+__device__ inline bool poisoned(const Step& step) {
   bool any = false;
-  for (u32 r = 0; r < config::kRanks; ++r) any |= poisoned_by(step, epoch, phase, r);
+  for (u32 r = 0; r < config::kRanks; ++r) any |= poisoned_by(step, r);
   return any;
 }
 
-// Did the lane die before this phase? A death in this very phase does not count: some blocks of the kernel may already
-// wait while others still decide whether to send, and all must decide alike.
-__device__ inline bool dead_before(const Step& step, u32 epoch, u32 phase) {
-  u64 mark = load_relaxed_device(&step.counters()->dead);
-  return mark != 0ull && mark != dead_mark(epoch, phase);
+// Opens a phase; whole warps call this. The loads do not depend on one another.
+// A death in this very phase does not count: some blocks of the kernel may already wait while others still decide
+// whether to send, and all must decide alike.
+template <class Arguments>
+__device__ inline Step open_step(const Arguments& a, u32 phase, bool next, const u32* masked) {
+  Step step = {a.peers, a.local, a.status, a.lane * heap::kLaneBytes, a.masked, a.deadline, a.rank, phase, 0, true, {}};
+  const Counters* counters = step.counters();
+  u64 dead = load_relaxed_device(&counters->dead);
+  step.epoch = next ? counters->completed + 1 : counters->dispatched;
+  step.active = unmasked(masked);
+  step.alive = dead == 0ull || dead == dead_mark(step.epoch, phase);
+  return step;
+}
+
+// D.send, alone or with D.recv: the next epoch, and the mask as it is now.
+template <class Arguments>
+__device__ inline Step open_dispatch(const Arguments& a) {
+  return open_step(a, kPhaseDispatch, true, a.masked);
+}
+
+// Every other phase: the epoch and the mask of D.send.
+template <class Arguments>
+__device__ inline Step open_phase(const Arguments& a, u32 phase) {
+  return open_step(a, phase, false, reinterpret_cast<const u32*>(a.local + local::kMaskSnapshotOffset));
 }
 
 // Counts the polls of one wait. `passed` is called once a poll and says when to give up: the deadline passed, the
@@ -160,30 +177,30 @@ struct Deadline {
   u32 polls = 0;
   u64 start = 0;
 
-  __device__ bool passed(const Step& step, u32 epoch, u32 phase, u32 suspect) {
+  __device__ bool passed(const Step& step, u32 suspect) {
     spin_pause();
     if ((++polls & 63u) != 0u) return false;
-    if (load_relaxed_device(&step.counters()->dead) != 0ull || poisoned(step, epoch, phase)) return true;
+    if (load_relaxed_device(&step.counters()->dead) != 0ull || poisoned(step)) return true;
     u64 now = global_timer_ns();
     if (start == 0) start = now;
     if (now - start <= step.deadline) return false;
-    expire(step, epoch, phase, suspect);
+    expire(step, suspect);
     return true;
   }
 };
 
-// Spin until the word's epoch half equals `epoch`. With kAcquire, everything its writer released before is then
+// Spin until the word's epoch half is that of the step. With kAcquire, everything its writer released before is then
 // visible to this thread (and, after a barrier, to its block). False when the wait was given up.
 template <bool kAcquire>
-__device__ inline bool await_word(const Step& step, const u64* word, u32 epoch, u32 phase, u32 suspect, u64& value) {
+__device__ inline bool await_word(const Step& step, const u64* word, u32 suspect, u64& value) {
   Deadline deadline;
   for (;;) {
     value = load_relaxed_system(word);
-    if (record_epoch(value) == epoch) {
+    if (record_epoch(value) == step.epoch) {
       if constexpr (kAcquire) value = load_acquire_system(word);
       return true;
     }
-    if (deadline.passed(step, epoch, phase, suspect)) return false;
+    if (deadline.passed(step, suspect)) return false;
   }
 }
 
@@ -191,17 +208,17 @@ __device__ inline bool await_word(const Step& step, const u64* word, u32 epoch, 
 // the block. `seen(rank, word)` runs in the waiting thread, with a count of zero for masked ranks. False in all
 // threads of the block if any wait failed.
 template <class Protocol, class Where, class Seen>
-__device__ inline bool await_records(const Step& step, u32 epoch, u32 phase, Where where, Seen seen) {
+__device__ inline bool await_records(const Step& step, Where where, Seen seen) {
   bool failed = false;
   for (u32 r = threadIdx.x; r < config::kRanks; r += blockDim.x) {
     u64 word = 0;
-    failed |= poisoned_by(step, epoch, phase, r);
+    failed |= poisoned_by(step, r);
     if (!step.active.has(r)) {
-      seen(r, make_record(epoch, 0, Protocol::kCode));
-    } else if (!await_word<Protocol::kAcquires>(step, where(r), epoch, phase, r, word)) {
+      seen(r, make_record(step.epoch, 0, Protocol::kCode));
+    } else if (!await_word<Protocol::kAcquires>(step, where(r), r, word)) {
       failed = true;
     } else if (record_protocol(word) != Protocol::kCode) {
-      report(step, epoch, phase, {kStatusProtocol, r, step.rank, epoch, phase});
+      report(step, {kStatusProtocol, r, step.rank, step.epoch, step.phase});
       failed = true;
     } else {
       seen(r, word);

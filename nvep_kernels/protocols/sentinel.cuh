@@ -78,8 +78,8 @@ enum class Poll { kArrived, kNothing, kGivenUp };
 // whether header units of this lane are outstanding. A slot without a token shows in the key; nothing else of it was
 // written, so nothing else is waited for. On arrival `data` holds the units with the key undone.
 template <class HeaderMissing>
-__device__ inline Poll await_chunk(const Step& step, u32 epoch, u32 phase, u32 suspect, const u64* key_word,
-                                   const u64x2* body, u32 units, LaneUnits& data, HeaderMissing header_missing) {
+__device__ inline Poll await_chunk(const Step& step, u32 suspect, const u64* key_word, const u64x2* body, u32 units,
+                                   LaneUnits& data, HeaderMissing header_missing) {
   u32 lane = threadIdx.x % 32;
   Deadline deadline;
   for (;;) {
@@ -102,7 +102,7 @@ __device__ inline Poll await_chunk(const Step& step, u32 epoch, u32 phase, u32 s
       }
       return Poll::kArrived;
     }
-    bool stop = lane == 0 ? deadline.passed(step, epoch, phase, suspect) : false;
+    bool stop = lane == 0 ? deadline.passed(step, suspect) : false;
     if (lane != 0) spin_pause();
     if (__any_sync(kWarp, stop)) return Poll::kGivenUp;
   }

@@ -28,10 +28,10 @@ struct NvlinkStep {
 
   // One thread of the grid: what the later phases read instead of values that may have changed by then.
   template <class Arguments>
-  __device__ static void close_dispatch_send(const Arguments& a, const Step& step, u32 epoch, u32 tokens) {
+  __device__ static void close_dispatch_send(const Arguments& a, const Step& step, u32 tokens) {
     Counters* counters = step.counters();
     Status* status = reinterpret_cast<Status*>(step.status);
-    counters->dispatched = epoch;
+    counters->dispatched = step.epoch;
     counters->tokens = tokens;
     if (a.num_tokens_device && *a.num_tokens_device > tokens) {
       store_relaxed_system(&status->excess_tokens, *a.num_tokens_device);
@@ -54,11 +54,11 @@ struct NvlinkStep {
 
   // The end of a step. Stream order alone makes this safe: only the next D.send reads `completed`, and only D.send
   // counts what it could not send as given.
-  __device__ static void complete(const Step& step, u32 epoch) {
+  __device__ static void complete(const Step& step) {
     if (blockIdx.x != 0 || threadIdx.x != 0) return;
     Counters* counters = step.counters();
     Status* status = reinterpret_cast<Status*>(step.status);
-    counters->completed = epoch;
+    counters->completed = step.epoch;
     u32 invalid = load_relaxed_device(&counters->invalid_ids), dropped = load_relaxed_device(&counters->dropped_tokens);
     if (invalid) store_relaxed_system(&status->invalid_ids, invalid);
     if (dropped) store_relaxed_system(&status->dropped_tokens, dropped);

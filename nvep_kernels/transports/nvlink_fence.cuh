@@ -20,7 +20,8 @@ struct NvlinkFence : NvlinkStep {
   // --- D.send ---------------------------------------------------------------------------------------------------------
 
   template <class Arguments>
-  __device__ static void dispatch_send(const Arguments& a, const Step& step, u32 epoch, Shared& shared) {
+  __device__ static void dispatch_send(const Arguments& a, const Step& step, Shared& shared) {
+    if (!step.alive) return;
     u32 tokens = token_count(a);
     u32 first = static_cast<u32>(static_cast<u64>(tokens) * blockIdx.x / gridDim.x);
     u32 end = static_cast<u32>(static_cast<u64>(tokens) * (blockIdx.x + 1) / gridDim.x);
@@ -41,9 +42,9 @@ struct NvlinkFence : NvlinkStep {
     }
     bool announced = Protocol::announce(
         &step.counters()->send_arrivals, step.active,
-        [&](u32 r) { return make_record(epoch, load_relaxed_device(sent + r), Protocol::kCode); },
-        [&](u32 r) { return dispatch_record(step.lane_of(r), step.rank, epoch); });
-    if (announced) close_dispatch_send(a, step, epoch, tokens);
+        [&](u32 r) { return make_record(step.epoch, load_relaxed_device(sent + r), Protocol::kCode); },
+        [&](u32 r) { return dispatch_record(step.lane_of(r), step.rank, step.epoch); });
+    if (announced) close_dispatch_send(a, step, tokens);
   }
 
   template <class Arguments>
@@ -85,14 +86,14 @@ struct NvlinkFence : NvlinkStep {
 
   // --- D.recv ---------------------------------------------------------------------------------------------------------
 
-  __device__ static void dispatch_recv(const Step& step, u32 epoch, Shared& shared) {
+  __device__ static void dispatch_recv(const Step& step, Shared& shared) {
     for (u32 r = threadIdx.x; r < config::kRanks; r += blockDim.x) shared.count[r] = 0;
     __syncthreads();
-    bool alive =
-        !dead_before(step, epoch, kPhaseDispatch) &&
-        await_records<Protocol>(
-            step, epoch, kPhaseDispatch, [&](u32 r) { return dispatch_record(step.lane_of(step.rank), r, epoch); },
-            [&](u32 r, u64 word) { shared.count[r] = min(record_count(word), static_cast<u32>(config::kMaxTokens)); });
+    bool alive = step.alive && await_records<Protocol>(
+                                   step, [&](u32 r) { return dispatch_record(step.lane_of(step.rank), r, step.epoch); },
+                                   [&](u32 r, u64 word) {
+                                     shared.count[r] = min(record_count(word), static_cast<u32>(config::kMaxTokens));
+                                   });
     if (!alive) {  // outputs are undefined; ids are valid or invalid, never out of range
       __syncthreads();
       for (u32 r = threadIdx.x; r < config::kRanks; r += blockDim.x) shared.count[r] = 0;
@@ -108,15 +109,17 @@ struct NvlinkFence : NvlinkStep {
   // --- C.send ---------------------------------------------------------------------------------------------------------
 
   template <class Arguments>
-  __device__ static void combine_send(const Arguments& a, const Step& step, u32 epoch, Shared& shared) {
+  __device__ static void combine_send(const Arguments& a, const Step& step, Shared& shared) {
+    if (!step.alive) return;
     const u64 exposed = step.lane_of(step.rank) + heap::kPartialRowsOffset;
     if (a.partial_rows != 0 && a.partial_rows != exposed) copy_partial_rows(a.partial_rows, exposed, step);
-    announce_combine(step, epoch, shared);
+    announce_combine(step, shared);
   }
 
-  __device__ static void announce_combine(const Step& step, u32 epoch, const Shared& shared) {
+  __device__ static void announce_combine(const Step& step, const Shared& shared) {
     Protocol::announce(
-        &step.counters()->combine_arrivals, step.active, [&](u32) { return make_record(epoch, 0, Protocol::kCode); },
+        &step.counters()->combine_arrivals, step.active,
+        [&](u32) { return make_record(step.epoch, 0, Protocol::kCode); },
         [&](u32 r) { return combine_record(step.lane_of(r), step.rank); });
   }
 
@@ -139,23 +142,22 @@ struct NvlinkFence : NvlinkStep {
 
   // --- C.recv ---------------------------------------------------------------------------------------------------------
 
-  __device__ static bool await_combine(const Step& step, u32 epoch, u32 phase, const Shared& shared) {
-    return !dead_before(step, epoch, phase) &&
-           await_records<Protocol>(
-               step, epoch, phase, [&](u32 r) { return combine_record(step.lane_of(step.rank), r); }, [](u32, u64) {});
+  __device__ static bool await_combine(const Step& step, const Shared& shared) {
+    return step.alive && await_records<Protocol>(
+                             step, [&](u32 r) { return combine_record(step.lane_of(step.rank), r); }, [](u32, u64) {});
   }
 
   // Ends a step without combine: the records of combine with zero rows.
-  __device__ static void release(const Step& step, u32 epoch, const Shared& shared) {
-    if (!dead_before(step, epoch, kPhaseRelease)) announce_combine(step, epoch, shared);
-    await_combine(step, epoch, kPhaseRelease, shared);
-    complete(step, epoch);
+  __device__ static void release(const Step& step, const Shared& shared) {
+    if (step.alive) announce_combine(step, shared);
+    await_combine(step, shared);
+    complete(step);
   }
 
   template <class Arguments>
-  __device__ static void combine_recv(const Arguments& a, const Step& step, u32 epoch, const Shared& shared) {
-    if (await_combine(step, epoch, kPhaseCombine, shared)) pull_and_sum(a, step, shared);
-    complete(step, epoch);
+  __device__ static void combine_recv(const Arguments& a, const Step& step, const Shared& shared) {
+    if (await_combine(step, shared)) pull_and_sum(a, step, shared);
+    complete(step);
   }
 
   // Sum over targets ascending, in float32, rounded once: the order never depends on arrival. -0 is the identity of

@@ -18,7 +18,8 @@ struct NvlinkSentinel : NvlinkSentinelDispatch {
   // --- C.send ---------------------------------------------------------------------------------------------------------
 
   template <class Arguments>
-  __device__ static void combine_send(const Arguments& a, const Step& step, u32 epoch, Shared& shared) {
+  __device__ static void combine_send(const Arguments& a, const Step& step, Shared& shared) {
+    if (!step.alive) return;
     const i32* counts = step.local_region<i32>(local::kCountsOffset);
     for (u32 r = threadIdx.x; r < config::kRanks; r += blockDim.x) shared.count[r] = static_cast<u32>(counts[r]);
     __syncthreads();
@@ -55,20 +56,19 @@ struct NvlinkSentinel : NvlinkSentinelDispatch {
   // --- C.recv ---------------------------------------------------------------------------------------------------------
 
   template <class Arguments>
-  __device__ static void combine_recv(const Arguments& a, const Step& step, u32 epoch, const Shared& shared) {
-    if (!dead_before(step, epoch, kPhaseCombine)) {
+  __device__ static void combine_recv(const Arguments& a, const Step& step, const Shared& shared) {
+    if (step.alive) {
       u32 total = step.counters()->tokens * CombineWire::kChunks;
       for (u32 work = warp_index(); work < total; work += warp_count()) {
-        if (!sum_chunk(a, step, epoch, work / CombineWire::kChunks, work % CombineWire::kChunks, shared)) break;
+        if (!sum_chunk(a, step, work / CombineWire::kChunks, work % CombineWire::kChunks, shared)) break;
       }
     }
-    complete(step, epoch);
+    complete(step);
   }
 
   // One chunk of one output row: targets ascending, in float32, rounded once; -0 is the identity of addition.
   template <class Arguments>
-  __device__ static bool sum_chunk(const Arguments& a, const Step& step, u32 epoch, u32 token, u32 c,
-                                   const Shared& shared) {
+  __device__ static bool sum_chunk(const Arguments& a, const Step& step, u32 token, u32 c, const Shared& shared) {
     const Route* routes =
         step.local_region<Route>(local::kRoutesOffset) + static_cast<u64>(token) * config::kMaxTargets;
     u32 lane = threadIdx.x % 32, units = CombineWire::units(c);
@@ -87,8 +87,7 @@ struct NvlinkSentinel : NvlinkSentinelDispatch {
       u64* key_word = reinterpret_cast<u64*>(CombineWire::chunk(slot, c));
       LaneUnits data;
       u32 suspect = static_cast<u32>(route.target);
-      Poll poll = await_chunk(step, epoch, kPhaseCombine, suspect, key_word, CombineWire::body(slot, c), units, data,
-                              [] { return false; });
+      Poll poll = await_chunk(step, suspect, key_word, CombineWire::body(slot, c), units, data, [] { return false; });
       if (poll == Poll::kGivenUp) return false;
 #pragma unroll
       for (u32 i = 0; i < kLaneUnits; ++i) Partial::add(sum[i], as_words(data.unit[i]));
@@ -108,7 +107,7 @@ struct NvlinkSentinel : NvlinkSentinelDispatch {
   }
 
   // The next step's records say that this one is over: nothing is sent.
-  __device__ static void release(const Step& step, u32 epoch, const Shared&) { complete(step, epoch); }
+  __device__ static void release(const Step& step, const Shared&) { complete(step); }
 };
 
 }  // namespace nvep

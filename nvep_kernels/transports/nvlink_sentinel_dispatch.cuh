@@ -34,7 +34,8 @@ struct NvlinkSentinelDispatch : NvlinkStep {
   // --- D.send ---------------------------------------------------------------------------------------------------------
 
   template <class Arguments>
-  __device__ static void dispatch_send(const Arguments& a, const Step& step, u32 epoch, Shared& shared) {
+  __device__ static void dispatch_send(const Arguments& a, const Step& step, Shared& shared) {
+    if (!step.alive) return;
     u32 tokens = token_count(a);
     if (blockIdx.x == 0) {
       // Under strict PTX the re-arm stores of earlier grids are ordered before the record by release and acquire,
@@ -42,20 +43,20 @@ struct NvlinkSentinelDispatch : NvlinkStep {
       if constexpr (config::kStrictPtx) fence_acq_rel_system();
       for (u32 r = threadIdx.x; r < config::kRanks; r += blockDim.x) {
         if (step.active.has(r)) {
-          store_relaxed_system(dispatch_record(step.lane_of(r), step.rank, epoch),
-                               make_record(epoch, tokens, Protocol::kCode));
+          store_relaxed_system(dispatch_record(step.lane_of(r), step.rank, step.epoch),
+                               make_record(step.epoch, tokens, Protocol::kCode));
         }
       }
     }
     for (u32 work = warp_index(); work < tokens * DispatchWire::kChunks; work += warp_count()) {
-      send_token_chunk(a, step, epoch, work / DispatchWire::kChunks, work % DispatchWire::kChunks, shared);
+      send_token_chunk(a, step, work / DispatchWire::kChunks, work % DispatchWire::kChunks, shared);
     }
     __syncthreads();
-    if (blockIdx.x == 0 && threadIdx.x == 0) close_dispatch_send(a, step, epoch, tokens);
+    if (blockIdx.x == 0 && threadIdx.x == 0) close_dispatch_send(a, step, tokens);
   }
 
   template <class Arguments>
-  __device__ static void send_token_chunk(const Arguments& a, const Step& step, u32 epoch, u32 token, u32 c,
+  __device__ static void send_token_chunk(const Arguments& a, const Step& step, u32 token, u32 c,
                                           const Shared& shared) {
     u32 lane = threadIdx.x % 32;
     TokenIds ids;
@@ -72,14 +73,14 @@ struct NvlinkSentinelDispatch : NvlinkStep {
         dropped = true;
         continue;
       }
-      u64 slot = dispatch_slot(step.lane_of(r), epoch, step.rank, token);
+      u64 slot = dispatch_slot(step.lane_of(r), step.epoch, step.rank, token);
       if (lane == 0) store_relaxed_system(reinterpret_cast<u64*>(DispatchWire::chunk(slot, c)), key);
       if (c == 0) send_header(a, slot, token, ids);
       send_units(DispatchWire::body(slot, c), data, units, key);
     }
     for (u32 r = lane; r < config::kRanks; r += 32) {
       if (set.has(r) || !step.active.has(r)) continue;
-      u64 slot = dispatch_slot(step.lane_of(r), epoch, step.rank, token);
+      u64 slot = dispatch_slot(step.lane_of(r), step.epoch, step.rank, token);
       store_relaxed_system(reinterpret_cast<u64*>(DispatchWire::chunk(slot, c)), kUnrouted);
     }
     if (c == 0) keep_routes(step, token, set, shared);
@@ -133,15 +134,15 @@ struct NvlinkSentinelDispatch : NvlinkStep {
 
   // --- D.recv ---------------------------------------------------------------------------------------------------------
 
-  __device__ static void dispatch_recv(const Step& step, u32 epoch, Shared& shared) {
+  __device__ static void dispatch_recv(const Step& step, Shared& shared) {
     for (u32 r = threadIdx.x; r < config::kRanks; r += blockDim.x) shared.count[r] = 0;
     __syncthreads();
-    bool alive =
-        !dead_before(step, epoch, kPhaseDispatch) &&
-        await_records<Protocol>(
-            step, epoch, kPhaseDispatch, [&](u32 r) { return dispatch_record(step.lane_of(step.rank), r, epoch); },
-            [&](u32 r, u64 word) { shared.count[r] = min(record_count(word), static_cast<u32>(config::kMaxTokens)); });
-    if (alive) alive = !__syncthreads_or(!land_all(step, epoch, shared));
+    bool alive = step.alive && await_records<Protocol>(
+                                   step, [&](u32 r) { return dispatch_record(step.lane_of(step.rank), r, step.epoch); },
+                                   [&](u32 r, u64 word) {
+                                     shared.count[r] = min(record_count(word), static_cast<u32>(config::kMaxTokens));
+                                   });
+    if (alive) alive = !__syncthreads_or(!land_all(step, shared));
     if (!alive) {  // outputs are undefined; ids are valid or invalid, never out of range
       for (u32 r = threadIdx.x; r < config::kRanks; r += blockDim.x) shared.count[r] = 0;
       __syncthreads();
@@ -154,12 +155,11 @@ struct NvlinkSentinelDispatch : NvlinkStep {
   }
 
   // False in the lanes of a warp that gave up.
-  __device__ static bool land_all(const Step& step, u32 epoch, Shared& shared) {
+  __device__ static bool land_all(const Step& step, Shared& shared) {
     u32 total = number_units(shared, DispatchWire::kChunks);
     for (u32 work = warp_index(); work < total; work += warp_count()) {
       u32 source = source_of(shared, work), rest = work - shared.first[source];
-      if (!land_chunk(step, epoch, source, rest / DispatchWire::kChunks, rest % DispatchWire::kChunks, shared))
-        return false;
+      if (!land_chunk(step, source, rest / DispatchWire::kChunks, rest % DispatchWire::kChunks, shared)) return false;
     }
     return true;
   }
@@ -184,14 +184,14 @@ struct NvlinkSentinelDispatch : NvlinkStep {
     return source;
   }
 
-  __device__ static bool land_chunk(const Step& step, u32 epoch, u32 source, u32 token, u32 c, const Shared& shared) {
+  __device__ static bool land_chunk(const Step& step, u32 source, u32 token, u32 c, const Shared& shared) {
     u32 lane = threadIdx.x % 32, units = DispatchWire::units(c);
-    u64 slot = dispatch_slot(step.lane_of(step.rank), epoch, source, token);
+    u64 slot = dispatch_slot(step.lane_of(step.rank), step.epoch, source, token);
     u64* key_word = reinterpret_cast<u64*>(DispatchWire::chunk(slot, c));
     u64 row = static_cast<u64>(source) * config::kMaxTokens + token;
     u64 header[kHeaderLoads];
     LaneUnits data;
-    Poll poll = await_chunk(step, epoch, kPhaseDispatch, source, key_word, DispatchWire::body(slot, c), units, data,
+    Poll poll = await_chunk(step, source, key_word, DispatchWire::body(slot, c), units, data,
                             [&] { return c == 0 && load_header(slot, header); });
     if (poll == Poll::kGivenUp) return false;
     if (poll == Poll::kNothing) {

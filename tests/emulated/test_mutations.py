@@ -28,11 +28,11 @@ class Mutation(NamedTuple):
 
 
 MUTATIONS = {
-    "any-record-will-do": Mutation("protocols/lane.cuh", "if (record_epoch(value) == epoch) {", "if (true) {"),
+    "any-record-will-do": Mutation("protocols/lane.cuh", "if (record_epoch(value) == step.epoch) {", "if (true) {"),
     "record-of-the-step-before": Mutation(
         "transports/nvlink_fence.cuh",
-        "[&](u32 r) { return dispatch_record(step.lane_of(step.rank), r, epoch); },",
-        "[&](u32 r) { return dispatch_record(step.lane_of(step.rank), r, epoch + 1); },",
+        "[&](u32 r) { return dispatch_record(step.lane_of(step.rank), r, step.epoch); },",
+        "[&](u32 r) { return dispatch_record(step.lane_of(step.rank), r, step.epoch + 1); },",
     ),
     "record-after-the-first-block": Mutation(
         "protocols/fence.cuh",
@@ -48,26 +48,26 @@ MUTATIONS = {
     ),
     "combine-without-waiting": Mutation(
         "transports/nvlink_fence.cuh",
-        "if (await_combine(step, epoch, kPhaseCombine, shared)) pull_and_sum(a, step, shared);",
+        "if (await_combine(step, shared)) pull_and_sum(a, step, shared);",
         "pull_and_sum(a, step, shared);",
     ),
     "step-record-only-with-tokens": Mutation(
         "transports/nvlink_fence.cuh",
         "    bool announced = Protocol::announce(",
         "    if (tokens == 0) {\n"
-        "      if (blockIdx.x == 0 && threadIdx.x == 0) close_dispatch_send(a, step, epoch, tokens);\n"
+        "      if (blockIdx.x == 0 && threadIdx.x == 0) close_dispatch_send(a, step, tokens);\n"
         "      return;\n    }\n"
         "    bool announced = Protocol::announce(",
     ),
     "combine-record-only-with-rows": Mutation(
         "transports/nvlink_fence.cuh",
-        "    announce_combine(step, epoch, shared);\n  }\n\n  __device__ static void announce_combine",
+        "    announce_combine(step, shared);\n  }\n\n  __device__ static void announce_combine",
         "    i32 rows = 0;\n"
         "    for (u32 r = 0; r < config::kRanks; ++r) rows += step.local_region<i32>(local::kCountsOffset)[r];\n"
-        "    if (rows != 0) announce_combine(step, epoch, shared);\n  }\n\n  __device__ static void announce_combine",
+        "    if (rows != 0) announce_combine(step, shared);\n  }\n\n  __device__ static void announce_combine",
     ),
     "epoch-never-completed": Mutation(
-        "transports/nvlink.cuh", "counters->completed = epoch;", "counters->completed = epoch - 1;"
+        "transports/nvlink.cuh", "counters->completed = step.epoch;", "counters->completed = step.epoch - 1;"
     ),
 }
 

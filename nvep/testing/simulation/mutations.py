@@ -161,11 +161,11 @@ _LIST = [
         (
             Patch(
                 _NVLINK_FENCE,
-                "    announce_combine(step, epoch, shared);\n  }\n\n  __device__ static void announce_combine",
+                "    announce_combine(step, shared);\n  }\n\n  __device__ static void announce_combine",
                 "    i32 rows = 0;\n"
                 "    const i32* counts = step.local_region<i32>(local::kCountsOffset);\n"
                 "    for (u32 r = 0; r < config::kRanks; ++r) rows += counts[r];\n"
-                "    if (rows != 0) announce_combine(step, epoch, shared);\n"
+                "    if (rows != 0) announce_combine(step, shared);\n"
                 "  }\n\n  __device__ static void announce_combine",
             ),
         ),
@@ -179,7 +179,7 @@ _LIST = [
                 _NVLINK_FENCE,
                 "const u64 exposed = step.lane_of(step.rank) + heap::kPartialRowsOffset;",
                 "const u64 exposed = step.lane_of(step.rank) + "
-                "(epoch & 1u ? heap::kPartialRowsOffset : config::payload_offset(0) + config::kMaxTokens * "
+                "(step.epoch & 1u ? heap::kPartialRowsOffset : config::payload_offset(0) + config::kMaxTokens * "
                 "config::kPartialBytes);",
             ),
             Patch(
@@ -210,8 +210,8 @@ _LIST = [
         (
             Patch(
                 "kernels/dispatch_recv.cu",
-                "step.active = unmasked(Transport::mask_snapshot(step));",
-                "step.active = unmasked(arguments.masked);",
+                "open_phase(arguments, kPhaseDispatch);",
+                "open_step(arguments, kPhaseDispatch, false, arguments.masked);",
             ),
         ),
     ),
@@ -237,7 +237,7 @@ _LIST = [
                 _DISPATCH,
                 "    rearm_chunk(key_word, DispatchWire::body(slot, c), units);\n",
                 "    rearm_chunk(key_word, DispatchWire::body(slot, c), units);\n"
-                "    u64 next = dispatch_slot(step.lane_of(step.rank), epoch + 1, source, token);\n"
+                "    u64 next = dispatch_slot(step.lane_of(step.rank), step.epoch + 1, source, token);\n"
                 "    u64* key = reinterpret_cast<u64*>(DispatchWire::chunk(next, c));\n"
                 "    rearm_chunk(key, DispatchWire::body(next, c), units);\n",
             ),
