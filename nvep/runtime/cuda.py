@@ -55,7 +55,7 @@ def _launch_config(shape: LaunchShape, stream: CudaStream) -> Any:
     config = driver.CUlaunchConfig()
     config.gridDimX, config.gridDimY, config.gridDimZ = shape.blocks, 1, 1
     config.blockDimX, config.blockDimY, config.blockDimZ = shape.threads, 1, 1
-    config.sharedMemBytes = 0
+    config.sharedMemBytes = shape.shared_bytes
     config.hStream = stream.cuda
     config.numAttrs = 0
     if shape.dependent:
@@ -121,6 +121,7 @@ class CudaDevice(Device):
         self.arch = check_architecture("NVEP_CUDA_ARCH", arch) if arch else architecture_for(core.compute_capability)
         self.name = f"{core.name} (GPU {ordinal}, {self.arch})"
         self.multiprocessors = int(core.properties.multiprocessor_count)
+        self._shared_bytes = int(core.properties.max_shared_memory_per_block_optin)
         self.default_threads = 512
         # Eight ranks of a local group can then wait at once, two blocks of 64 registers a thread to a multiprocessor.
         self.default_blocks = max(1, self.multiprocessors // 4)
@@ -288,7 +289,21 @@ class CudaDevice(Device):
         stack = driver.CUlimit.CU_LIMIT_STACK_SIZE
         if local > check("cuCtxGetLimit", driver.cuCtxGetLimit(stack)):
             check("cuCtxSetLimit", driver.cuCtxSetLimit(stack, local))
+        self._allow_shared(function)
         return CudaKernel(source, cubin, module, function)
+
+    def _allow_shared(self, function: Any) -> None:
+        """Any dynamic shared memory that fits, and one split of it from L1 for all kernels.
+
+        A multiprocessor changes the split only when it is idle: a kernel that waits there for a peer could otherwise
+        hold off the very kernel that the peer needs.
+        """
+        attributes = driver.CUfunction_attribute
+        static = self._attribute(attributes.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, function)
+        most = attributes.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        check("cuFuncSetAttribute", driver.cuFuncSetAttribute(function, most, self._shared_bytes - static))
+        split = attributes.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
+        check("cuFuncSetAttribute", driver.cuFuncSetAttribute(function, split, 100))
 
     @staticmethod
     def _attribute(attribute: Any, function: Any) -> int:
@@ -305,9 +320,9 @@ class CudaDevice(Device):
         if result[0] != 0:
             check(f"cuLaunchKernelEx of {loaded.source.name}, {shape.blocks} blocks of {shape.threads} threads", result)
 
-    def resident_blocks(self, kernel: Kernel, threads: int) -> int:
+    def resident_blocks(self, kernel: Kernel, threads: int, *, shared_bytes: int = 0) -> int:
         self.make_current()
-        result = driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(_kernel(kernel).function, threads, 0)
+        result = driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(_kernel(kernel).function, threads, shared_bytes)
         return int(check("cuOccupancyMaxActiveBlocksPerMultiprocessor", result)) * self.multiprocessors
 
     def synchronize(self) -> None:

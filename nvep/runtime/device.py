@@ -16,11 +16,12 @@ from nvep.runtime.source import KernelSource
 
 @dataclass(frozen=True)
 class LaunchShape:
-    """Blocks, threads per block, and whether programmatic dependent launch is used."""
+    """Blocks, threads of a block, whether programmatic dependent launch is used, and dynamic shared memory of a block."""
 
     blocks: int
     threads: int
     dependent: bool = False
+    shared_bytes: int = 0
 
 
 class Memory(ABC):
@@ -190,8 +191,8 @@ class Device(ABC):
         """Enqueue. ``arguments`` is copied before this returns."""
 
     @abstractmethod
-    def resident_blocks(self, kernel: Kernel, threads: int) -> int:
-        """Blocks of this kernel that the whole device runs at once."""
+    def resident_blocks(self, kernel: Kernel, threads: int, *, shared_bytes: int = 0) -> int:
+        """Blocks of this kernel, with so much dynamic shared memory each, that the whole device runs at once."""
 
     @contextmanager
     def capture(self, stream: Stream) -> Iterator[Graph]:

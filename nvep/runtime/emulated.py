@@ -14,7 +14,7 @@ import numpy as np
 from nvep.config import Settings
 from nvep.errors import ArgumentError, DeviceError, ShapeError
 from nvep.runtime.device import Device, Graph, HostMemory, Kernel, LaunchShape, Stream
-from nvep.runtime.emulated_launch import MAX_THREADS, EmulatedKernel, Emulator, window
+from nvep.runtime.emulated_launch import MAX_SHARED_BYTES, MAX_THREADS, EmulatedKernel, Emulator, window
 from nvep.runtime.emulated_stream import EmulatedGraph, EmulatedStream, stream_of_handle
 from nvep.runtime.host_jit import HostJit
 from nvep.runtime.source import KernelSource
@@ -154,10 +154,12 @@ class EmulatedDevice(Device):
             raise ArgumentError("shape.threads", shape.threads, f"1 to {MAX_THREADS}")
         if shape.blocks < 1:
             raise ArgumentError("shape.blocks", shape.blocks, "1 or more")
+        if not 0 <= shape.shared_bytes <= MAX_SHARED_BYTES:
+            raise ArgumentError("shape.shared_bytes", shape.shared_bytes, f"0 to {MAX_SHARED_BYTES}")
         snapshot = bytes(arguments)
-        self.as_stream(stream).enqueue(lambda: self._emulator.run(kernel, shape.blocks, shape.threads, snapshot))
+        self.as_stream(stream).enqueue(lambda: self._emulator.run(kernel, shape, snapshot))
 
-    def resident_blocks(self, kernel: Kernel, threads: int) -> int:
+    def resident_blocks(self, kernel: Kernel, threads: int, *, shared_bytes: int = 0) -> int:
         return window(threads)
 
     def _begin_capture(self, stream: Stream) -> Graph:

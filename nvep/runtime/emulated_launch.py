@@ -7,11 +7,12 @@ import threading
 from pathlib import Path
 
 from nvep.errors import CompilationError, DeviceError
-from nvep.runtime.device import Kernel
+from nvep.runtime.device import Kernel, LaunchShape
 from nvep.runtime.host_jit import ENTRY, HostJit
 from nvep.runtime.source import KernelSource
 
 MAX_THREADS = 1024
+MAX_SHARED_BYTES = 227 << 10  # dynamic, of a block
 RESIDENT_THREADS = 16384
 MESSAGE_BYTES = 2048
 
@@ -27,6 +28,7 @@ class _Launch(ctypes.Structure):
         ("threads", ctypes.c_uint32),
         ("window", ctypes.c_uint32),
         ("seed", ctypes.c_uint32),
+        ("shared_bytes", ctypes.c_uint32),
     ]
 
 
@@ -84,7 +86,7 @@ class Emulator:
         """Put several kernels into the cache, compiled side by side."""
         self._jit.compile_all(sources)
 
-    def run(self, kernel: EmulatedKernel, blocks: int, threads: int, arguments: bytes) -> None:
+    def run(self, kernel: EmulatedKernel, shape: LaunchShape, arguments: bytes) -> None:
         """Run a grid to its end; ``arguments`` holds the bytes of the kernel's argument struct.
 
         Raises
@@ -103,10 +105,11 @@ class Emulator:
             kernel.source.name.encode(),
             ctypes.cast(message, ctypes.c_char_p),
             MESSAGE_BYTES,
-            blocks,
-            threads,
-            window(threads),
+            shape.blocks,
+            shape.threads,
+            window(shape.threads),
             self._seed,
+            shape.shared_bytes,
         )
         if self._launch(ctypes.byref(launch)) != 0:
             raise DeviceError(message.value.decode(errors="replace"))

@@ -378,12 +378,12 @@ class SimulatedDevice(Device):
         data = bytes(arguments)
         launch = CLaunch(
             kernel.entry, data, len(data), kernel.source.name.encode(), shape.blocks, shape.threads,
-            shape.dependent or self._dependent,
+            shape.dependent or self._dependent, shape.shared_bytes,
         )  # fmt: skip
         if self._calls.nvep_sim_launch(self.as_stream(stream).queue, ctypes.byref(launch)):
             raise ArgumentError("shape.blocks", shape.blocks, f"at most {self.simulation.options.blocks}")
 
-    def resident_blocks(self, kernel: Kernel, threads: int) -> int:
+    def resident_blocks(self, kernel: Kernel, threads: int, *, shared_bytes: int = 0) -> int:
         return self.simulation.options.blocks
 
     def _begin_capture(self, stream: Stream) -> Graph:

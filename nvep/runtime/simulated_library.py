@@ -17,7 +17,7 @@ from nvep.runtime.source import KERNEL_ROOT, KernelSource
 
 ANY = 0xFFFFFFFF
 _MACHINE = ("context", "stacks", "report", "collectives")
-_MODEL = ("view", "location", "ordinary", "causality", "choices", "grids", "machine", "accesses", "api")
+_MODEL = ("view", "location", "ordinary", "causality", "choices", "grids", "machine", "bulk", "accesses", "api")
 # A simulation compiles far more than it computes.
 _KERNEL_FLAGS = ("-O1", "-DNVEP_SIMULATED=1")
 
@@ -79,6 +79,7 @@ class CLaunch(ctypes.Structure):
         ("blocks", ctypes.c_uint32),
         ("threads", ctypes.c_uint32),
         ("dependent", ctypes.c_uint32),
+        ("shared_bytes", ctypes.c_uint32),
     ]
 
 

@@ -61,6 +61,7 @@ struct Operations {
   // `lane` is the source lane, distance or lane mask of a shuffle.
   unsigned long long (*warp)(Fiber*, Collective, unsigned mask, unsigned long long value, int lane, int width, Site);
   void* (*shared)(Fiber*, const void* tag, unsigned long long bytes, unsigned long long alignment);
+  void* (*dynamic_shared)(Fiber*);
   unsigned long long (*timer_ns)();
 };
 

@@ -103,10 +103,11 @@ Block* new_block(Grid& grid) {
     block->created = grid.created;
     grid.created = block;
   }
-  char* const shared = block->shared;
+  char *const shared = block->shared, *const dynamic = block->dynamic;
   Block* const created = block->created;
   memset(static_cast<void*>(block), 0, sizeof(Block) + (warps - 1) * sizeof(Warp));
   block->shared = shared;
+  block->dynamic = dynamic;
   block->created = created;
   block->grid = &grid;
   block->live = grid.threads;
@@ -218,7 +219,7 @@ void free_blocks(Grid& grid) {
 
 }  // namespace
 
-const Operations kOperations = {spin, block_collective, warp_collective, shared_object, timer_ns};
+const Operations kOperations = {spin, block_collective, warp_collective, shared_object, dynamic_shared, timer_ns};
 
 void make_ready(Grid& grid, Fiber* fiber) {
   fiber->next = nullptr;
@@ -270,6 +271,7 @@ struct NvepLaunch {
   unsigned threads;
   unsigned window;
   unsigned seed;
+  unsigned shared_bytes;
 };
 
 // Runs a whole grid on the calling OS thread. Returns 0, or 1 with the reason in `message`.
@@ -287,6 +289,7 @@ extern "C" __attribute__((visibility("default"))) int nvep_emulator_launch(const
   grid.threads = launch->threads;
   grid.window = launch->window;
   grid.seed = launch->seed;
+  grid.dynamic_bytes = launch->shared_bytes;
   run(grid);
   acquire_token(&grid);
   free_blocks(grid);

@@ -39,6 +39,8 @@ struct Block {
   unsigned shared_count;
   const void* shared_tag[kMaxShared];
   void* shared_object[kMaxShared];
+  char* dynamic;  // what the launch gave it, once asked for
+  bool dynamic_filled;
   Block* next;     // spare block of the launch
   Block* created;  // chain of all blocks of the launch
   Warp warps[1];   // as many as the block has
@@ -50,8 +52,9 @@ struct Grid {
   const char* name;
   unsigned blocks;
   unsigned threads;
-  unsigned window;  // blocks that may be resident at once
-  unsigned seed;    // order in which blocks and threads start; 0: ascending
+  unsigned window;                   // blocks that may be resident at once
+  unsigned seed;                     // order in which blocks and threads start; 0: ascending
+  unsigned long long dynamic_bytes;  // of shared memory, for each block
   char* message;
   unsigned message_bytes;
 
@@ -85,6 +88,8 @@ unsigned long long warp_collective(Fiber* fiber, Collective kind, unsigned mask,
                                    int width, Site site);
 
 void* shared_object(Fiber* fiber, const void* tag, unsigned long long bytes, unsigned long long alignment);
+// The block's dynamic shared memory, 128-byte aligned: filled with the pattern before its first use.
+void* dynamic_shared(Fiber* fiber);
 void free_shared(Block& block);
 
 // Records the first failure of a launch; the text gets kernel and block prepended.

@@ -28,7 +28,20 @@ void* shared_object(Fiber* fiber, const void* tag, unsigned long long bytes, uns
   return object;
 }
 
+void* dynamic_shared(Fiber* fiber) {
+  const RuntimeScope runtime;
+  Block& block = *fiber->owner;
+  const unsigned long long bytes = block.grid->dynamic_bytes;
+  void* memory = block.dynamic;
+  if (!memory && posix_memalign(&memory, 128, bytes ? bytes : 1) != 0) abort();
+  block.dynamic = static_cast<char*>(memory);
+  if (!block.dynamic_filled) memset(memory, 0xcd, bytes);
+  block.dynamic_filled = true;
+  return memory;
+}
+
 void free_shared(Block& block) {
+  free(block.dynamic);
   for (unsigned i = 0; kSanitized && i < block.shared_count; ++i) free(block.shared_object[i]);
   free(block.shared);
 }

@@ -281,17 +281,18 @@ void dependency_launch(Fiber* fiber) {
 
 }  // namespace
 
-const Operations kSimulatedOperations = {{spin, block_barrier, warp_collective, shared_memory, timer_ns},
-                                         load,
-                                         store,
-                                         load_pair,
-                                         store_pair,
-                                         update,
-                                         load_weak,
-                                         store_weak,
-                                         fence,
-                                         dependency_wait,
-                                         dependency_launch};
+const Operations kSimulatedOperations = {
+    {spin, block_barrier, warp_collective, shared_memory, dynamic_shared, timer_ns},
+    load,
+    store,
+    load_pair,
+    store_pair,
+    update,
+    load_weak,
+    store_weak,
+    fence,
+    dependency_wait,
+    dependency_launch};
 
 }  // namespace simulated
 }  // namespace nvep

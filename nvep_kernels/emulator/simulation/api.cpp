@@ -71,7 +71,7 @@ struct NvepSimLaunch {
   const void* arguments;
   unsigned long long argument_bytes;
   const char* name;
-  unsigned blocks, threads, dependent;
+  unsigned blocks, threads, dependent, shared_bytes;
 };
 
 // 0, or 1 if a grid has more blocks than the simulation was made for.
@@ -85,6 +85,7 @@ NVEP_EXPORT int nvep_sim_launch(Queue* stream, const NvepSimLaunch* launch) {
   work.blocks = launch->blocks;
   work.threads = launch->threads;
   work.dependent = launch->dependent;
+  work.shared_bytes = launch->shared_bytes;
   enqueue(stream, work);
   return 0;
 }

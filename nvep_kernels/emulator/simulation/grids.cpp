@@ -144,6 +144,7 @@ void start_grid(Sim& sim, Queue& stream, Work& work) {
   grid.name = work.name;
   grid.blocks = work.blocks;
   grid.threads = work.threads;
+  grid.dynamic_bytes = work.shared_bytes;
   grid.message = sim.message;
   grid.message_bytes = sizeof(sim.message);
   run->live_blocks = run->unready_blocks = work.blocks;
@@ -224,6 +225,7 @@ void destroy_run(Run* run) {
     BlockRun* block = run->blocks[b];
     forget_threads(*block);
     if (block->block.shared) sim.spare_shared.push(block->block.shared);
+    free(block->block.dynamic);
     free(block->threads);
     free(block->warps);
     free(block);

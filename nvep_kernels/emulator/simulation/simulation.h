@@ -116,7 +116,7 @@ struct Work {
   void* data;  // arguments or bytes, owned
   const char* name;
   u64 target, source, bytes;
-  u32 blocks, threads, dependent;
+  u32 blocks, threads, dependent, shared_bytes;
   Edge* edge;
 };
 
@@ -207,6 +207,9 @@ void thread_finished(Fiber* fiber);
 void destroy_run(Run* run);
 bool stream_idle(const Queue& stream);
 void launch_dependents(BlockRun& block);
+
+// bulk.cpp
+void* dynamic_shared(Fiber* fiber);
 
 // machine.cpp
 void run_until(Sim& sim, Queue* target);
