@@ -23,6 +23,12 @@ def _common(num_ranks: int) -> list[Field]:
 
 
 @lru_cache
+def common_arguments(num_ranks: int) -> ArgumentStruct:
+    """How the arguments of every exchange kernel begin."""
+    return ArgumentStruct("CommonArguments", _common(num_ranks))
+
+
+@lru_cache
 def dispatch_arguments(num_ranks: int) -> ArgumentStruct:
     """Of D.send, D.recv and both in one launch, over ``num_ranks`` ranks."""
     return ArgumentStruct(

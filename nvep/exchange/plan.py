@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from nvep.config import ExchangeConfig
-from nvep.exchange.arguments import COUNTERS, STATUS, combine_arguments, dispatch_arguments
+from nvep.exchange.arguments import COUNTERS, STATUS, combine_arguments, common_arguments, dispatch_arguments
 from nvep.protocols import PROTOCOLS
 from nvep.protocols.base import initial_records, record_regions
 from nvep.runtime.source import KernelSource
@@ -78,6 +78,7 @@ class Plan:
 namespace nvep {{
 {COUNTERS.cpp()}
 {STATUS.cpp()}
+{common_arguments(self.num_ranks).cpp()}
 namespace config {{
 {self._sizes(protocol)}
 }}  // namespace config

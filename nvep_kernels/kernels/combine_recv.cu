@@ -4,8 +4,10 @@
 
 using namespace nvep;
 
-extern "C" __global__ void combine_recv(const __grid_constant__ CombineArguments arguments) {
+extern "C" __global__ void __launch_bounds__(kMaxThreads)
+    combine_recv(const __grid_constant__ CombineArguments arguments) {
   grid_dependency_wait();
+  grid_dependency_launch();
   NVEP_SHARED(Transport::Shared, shared);
   Step step = open_phase(arguments, kPhaseCombine);
   Transport::combine_recv(arguments, step, shared);

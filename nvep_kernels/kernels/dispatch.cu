@@ -4,8 +4,10 @@
 
 using namespace nvep;
 
-extern "C" __global__ void dispatch(const __grid_constant__ DispatchArguments arguments) {
+extern "C" __global__ void __launch_bounds__(kMaxThreads)
+    dispatch(const __grid_constant__ DispatchArguments arguments) {
   grid_dependency_wait();
+  grid_dependency_launch();
   NVEP_SHARED(Transport::Shared, shared);
   Step step = open_dispatch(arguments);
   Transport::dispatch_send(arguments, step, shared);

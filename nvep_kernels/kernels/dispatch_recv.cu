@@ -4,8 +4,10 @@
 
 using namespace nvep;
 
-extern "C" __global__ void dispatch_recv(const __grid_constant__ DispatchArguments arguments) {
+extern "C" __global__ void __launch_bounds__(kMaxThreads)
+    dispatch_recv(const __grid_constant__ DispatchArguments arguments) {
   grid_dependency_wait();
+  grid_dependency_launch();
   NVEP_SHARED(Transport::Shared, shared);
   Step step = open_phase(arguments, kPhaseDispatch);
   Transport::dispatch_recv(step, shared);

@@ -4,8 +4,9 @@
 
 using namespace nvep;
 
-extern "C" __global__ void release(const __grid_constant__ CombineArguments arguments) {
+extern "C" __global__ void __launch_bounds__(kMaxThreads) release(const __grid_constant__ CombineArguments arguments) {
   grid_dependency_wait();
+  grid_dependency_launch();
   NVEP_SHARED(Transport::Shared, shared);
   Step step = open_phase(arguments, kPhaseRelease);
   Transport::release(step, shared);

@@ -14,14 +14,34 @@ enum Phase : u32 { kPhaseDispatch = 1, kPhaseCombine = 2, kPhaseRelease = 3 };  
 enum StatusCode : u32 { kStatusExpired = 1, kStatusPoisoned = 2, kStatusProtocol = 3 };
 
 constexpr u32 kWarp = 0xffffffffu;
+constexpr u32 kMaxThreads = 512;  // of a block
 constexpr u32 kMaskWords = (config::kRanks + 63) / 64;
 
-// Ranks as bits.
+// Ranks as bits. No index depends on a rank, which would send the words to memory.
 struct RankSet {
   u64 bits[kMaskWords];
 
-  __device__ bool has(u32 rank) const { return (bits[rank / 64] >> (rank % 64)) & 1ull; }
-  __device__ void add(u32 rank) { bits[rank / 64] |= 1ull << (rank % 64); }
+  __device__ bool has(u32 rank) const {
+    u64 word = bits[0];
+#pragma unroll
+    for (u32 w = 1; w < kMaskWords; ++w) word = rank / 64 == w ? bits[w] : word;
+    return (word >> (rank % 64)) & 1ull;
+  }
+  __device__ void add(u32 rank) {
+#pragma unroll
+    for (u32 w = 0; w < kMaskWords; ++w) bits[w] |= kMaskWords == 1 || rank / 64 == w ? 1ull << (rank % 64) : 0ull;
+  }
+
+  // `visit(rank)` for every member, ascending.
+  template <class Visit>
+  __device__ void for_each(Visit visit) const {
+#pragma unroll
+    for (u32 w = 0; w < kMaskWords; ++w) {
+      for (u64 left = bits[w]; left != 0; left &= left - 1) {
+        visit(w * 64 + static_cast<u32>(__ffsll(static_cast<long long>(left))) - 1);
+      }
+    }
+  }
 
   // Members below `rank`: the position of `rank` among them.
   __device__ u32 below(u32 rank) const {
@@ -37,16 +57,14 @@ struct RankSet {
 
 // What every phase knows. Addresses of heap regions are lane-relative offsets from a rank's slice.
 struct Step {
-  const u64* peers;   // slice of each rank, mapped here; an argument of the kernel
-  u64 local;          // private state of this lane
-  u64 status;         // Status, in memory the host reads
-  u64 lane_offset;    // start of this lane in every slice
-  const u32* masked;  // the live mask: what a rank that is left out says no longer counts
-  u64 deadline;       // nanoseconds
+  const CommonArguments* arguments;
+  u64 local;        // private state of this lane
+  u64 lane_offset;  // start of this lane in every slice
   u32 rank;
   u32 phase;
   u32 epoch;
   bool alive;      // the lane did not die before this phase
+  bool joined;     // C.send and C.recv in one launch
   RankSet active;  // ranks that take part in this step
 
   __device__ Counters* counters() const { return reinterpret_cast<Counters*>(local + local::kCountersOffset); }
@@ -56,17 +74,14 @@ struct Step {
     return reinterpret_cast<T*>(local + offset);
   }
 
-  __device__ u64 lane_of(u32 rank_of_slice) const { return peers[rank_of_slice] + lane_offset; }
+  __device__ u64 lane_of(u32 rank_of_slice) const { return arguments->peers[rank_of_slice] + lane_offset; }
 
   template <class T>
   __device__ T* region(u32 rank_of_slice, u64 offset) const {
     return reinterpret_cast<T*>(lane_of(rank_of_slice) + offset);
   }
 
-  // Poison words serve all lanes: they sit in lane 0, one for each rank that may write here.
-  __device__ u64* poison(u32 rank_of_slice, u32 reporter) const {
-    return reinterpret_cast<u64*>(peers[rank_of_slice] + heap::kPoisonOffset) + reporter;
-  }
+  __device__ Status* status() const { return reinterpret_cast<Status*>(arguments->status); }
 };
 
 // Ranks whose mask word is zero. Whole warps call this.
@@ -110,11 +125,30 @@ struct Failure {
   u32 code, suspect, reporter, epoch, phase;
 };
 
+// Who fails where. Reports are not inlined, and a Step whose address were taken would not stay in registers.
+struct Post {
+  const CommonArguments* arguments;
+  u32 epoch, phase;
+
+  __device__ Counters* counters() const {
+    return reinterpret_cast<Counters*>(arguments->local + local::kCountersOffset);
+  }
+
+  // Poison words serve all lanes: they sit in lane 0, one for each rank that may write here.
+  __device__ u64* poison(u32 rank_of_slice, u32 reporter) const {
+    return reinterpret_cast<u64*>(arguments->peers[rank_of_slice] + heap::kPoisonOffset) + reporter;
+  }
+};
+
+__device__ inline Post post_of(const Step& step) {
+  return {step.arguments, step.epoch, step.phase};
+}
+
 // The first failure of a lane wins: it marks the lane dead as of this phase and tells the host. True to the winner.
-__device__ inline bool report(const Step& step, const Failure& failure) {
-  u64 mark = dead_mark(step.epoch, step.phase);
-  if (compare_swap_relaxed_device(&step.counters()->dead, 0ull, mark) != 0ull) return false;
-  Status* status = reinterpret_cast<Status*>(step.status);
+__device__ inline bool report(Post post, const Failure& failure) {
+  u64 mark = dead_mark(post.epoch, post.phase);
+  if (compare_swap_relaxed_device(&post.counters()->dead, 0ull, mark) != 0ull) return false;
+  Status* status = reinterpret_cast<Status*>(post.arguments->status);
   store_relaxed_system(&status->suspect, failure.suspect);
   store_relaxed_system(&status->reporter, failure.reporter);
   store_relaxed_system(&status->phase, failure.phase);
@@ -123,25 +157,31 @@ __device__ inline bool report(const Step& step, const Failure& failure) {
   return true;
 }
 
-// A wait passed its deadline: end the waits of every rank, of all lanes.
-__device__ inline void expire(const Step& step, u32 suspect) {
-  if (!report(step, {kStatusExpired, suspect, step.rank, step.epoch, step.phase})) return;
-  u64 word = make_poison(step.epoch, suspect, step.rank, step.phase);
-  for (u32 r = 0; r < config::kRanks; ++r) store_relaxed_system(step.poison(r, step.rank), word);
+// `source` sent this step with another protocol.
+__device__ __noinline__ void report_protocol(Post post, u32 source) {
+  report(post, {kStatusProtocol, source, post.arguments->rank, post.epoch, post.phase});
 }
 
-// Has `reporter` poisoned this rank?
-__device__ inline bool poisoned_by(const Step& step, u32 reporter) {
-  u64 word = load_relaxed_system(step.poison(step.rank, reporter));
-  if (word == 0 || step.masked[reporter] != 0) return false;
-  report(step, {kStatusPoisoned, static_cast<u32>(word >> 32) & 0x3fffu, reporter, static_cast<u32>(word),
+// A wait passed its deadline: end the waits of every rank, of all lanes.
+__device__ inline void expire(Post post, u32 suspect) {
+  u32 rank = post.arguments->rank;
+  if (!report(post, {kStatusExpired, suspect, rank, post.epoch, post.phase})) return;
+  u64 word = make_poison(post.epoch, suspect, rank, post.phase);
+  for (u32 r = 0; r < config::kRanks; ++r) store_relaxed_system(post.poison(r, rank), word);
+}
+
+// Has `reporter` poisoned this rank? What a masked rank says no longer counts.
+__device__ __noinline__ bool poisoned_by(Post post, u32 reporter) {
+  u64 word = load_relaxed_system(post.poison(post.arguments->rank, reporter));
+  if (word == 0 || post.arguments->masked[reporter] != 0) return false;
+  report(post, {kStatusPoisoned, static_cast<u32>(word >> 32) & 0x3fffu, reporter, static_cast<u32>(word),
                 static_cast<u32>(word >> 60) & 7u});
   return true;
 }
 
-__device__ inline bool poisoned(const Step& step) {
+__device__ inline bool poisoned(Post post) {
   bool any = false;
-  for (u32 r = 0; r < config::kRanks; ++r) any |= poisoned_by(step, r);
+  for (u32 r = 0; r < config::kRanks; ++r) any |= poisoned_by(post, r);
   return any;
 }
 
@@ -150,7 +190,8 @@ __device__ inline bool poisoned(const Step& step) {
 // whether to send, and all must decide alike.
 template <class Arguments>
 __device__ inline Step open_step(const Arguments& a, u32 phase, bool next, const u32* masked) {
-  Step step = {a.peers, a.local, a.status, a.lane * heap::kLaneBytes, a.masked, a.deadline, a.rank, phase, 0, true, {}};
+  const CommonArguments* common = reinterpret_cast<const CommonArguments*>(&a);
+  Step step = {common, a.local, a.lane * heap::kLaneBytes, a.rank, phase, 0, true, false, {}};
   const Counters* counters = step.counters();
   u64 dead = load_relaxed_device(&counters->dead);
   step.epoch = next ? counters->completed + 1 : counters->dispatched;
@@ -179,13 +220,33 @@ struct Deadline {
 
   __device__ bool passed(const Step& step, u32 suspect) {
     spin_pause();
+    return (++polls & 63u) == 0u && over(step, suspect);
+  }
+
+  // The same for a whole warp, all of whose lanes call it; `suspect()` is asked for by all of them, now and then.
+  template <class Suspect>
+  __device__ bool passed_for_warp(const Step& step, Suspect suspect) {
+    spin_pause();
     if ((++polls & 63u) != 0u) return false;
-    if (load_relaxed_device(&step.counters()->dead) != 0ull || poisoned(step)) return true;
-    u64 now = global_timer_ns();
+    u32 rank = suspect();
+    return __any_sync(kWarp, threadIdx.x % 32 == 0 && over(step, rank));
+  }
+
+  __device__ bool over(const Step& step, u32 suspect) {
+    u64 now = time_to_stop(post_of(step), suspect, start);
     if (start == 0) start = now;
-    if (now - start <= step.deadline) return false;
-    expire(step, suspect);
-    return true;
+    return now == kStop;
+  }
+
+  static constexpr u64 kStop = ~0ull;
+
+  // The time, or kStop.
+  __device__ __noinline__ static u64 time_to_stop(Post post, u32 suspect, u64 start) {
+    if (load_relaxed_device(&post.counters()->dead) != 0ull || poisoned(post)) return kStop;
+    u64 now = global_timer_ns();
+    if (start == 0 || now - start <= post.arguments->deadline) return now;
+    expire(post, suspect);
+    return kStop;
   }
 };
 
@@ -212,13 +273,13 @@ __device__ inline bool await_records(const Step& step, Where where, Seen seen) {
   bool failed = false;
   for (u32 r = threadIdx.x; r < config::kRanks; r += blockDim.x) {
     u64 word = 0;
-    failed |= poisoned_by(step, r);
+    failed |= poisoned_by(post_of(step), r);
     if (!step.active.has(r)) {
       seen(r, make_record(step.epoch, 0, Protocol::kCode));
     } else if (!await_word<Protocol::kAcquires>(step, where(r), r, word)) {
       failed = true;
     } else if (record_protocol(word) != Protocol::kCode) {
-      report(step, {kStatusProtocol, r, step.rank, step.epoch, step.phase});
+      report_protocol(post_of(step), r);
       failed = true;
     } else {
       seen(r, word);

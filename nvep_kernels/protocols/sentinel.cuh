@@ -72,50 +72,111 @@ __device__ inline void send_units(u64x2* body, const LaneUnits& data, u32 units,
   }
 }
 
-enum class Poll { kArrived, kNothing, kGivenUp };
+// What a lane has seen of a chunk on its way; lane 0 watches the key as well.
+struct Incoming {
+  u64 key;
+  LaneUnits data;
+};
 
-// The whole warp waits for one chunk: each lane polls its own units, lane 0 the key as well, and `header_missing()` says
-// whether header units of this lane are outstanding. A slot without a token shows in the key; nothing else of it was
-// written, so nothing else is waited for. On arrival `data` holds the units with the key undone.
-template <class HeaderMissing>
-__device__ inline Poll await_chunk(const Step& step, u32 suspect, const u64* key_word, const u64x2* body, u32 units,
-                                   LaneUnits& data, HeaderMissing header_missing) {
+__device__ inline void expect(Incoming& chunk) {
+  chunk.key = kEmpty;
+#pragma unroll
+  for (u32 i = 0; i < kLaneUnits; ++i) chunk.data.unit[i] = {kEmpty, kEmpty};
+}
+
+// One look at what this lane misses. True if it still misses something. `watcher` is the lane that watches the key.
+__device__ inline bool look(const u64* key_word, const u64x2* body, u32 units, u32 watcher, Incoming& chunk) {
   u32 lane = threadIdx.x % 32;
-  Deadline deadline;
-  for (;;) {
-    u64 key = lane == 0 ? load_relaxed_system(key_word) : 0ull;
-    bool missing = header_missing();
+  if (lane == watcher && chunk.key == kEmpty) chunk.key = load_relaxed_system(key_word);
 #pragma unroll
-    for (u32 i = 0; i < kLaneUnits; ++i) {
-      if (lane + 32 * i < units) {
-        data.unit[i] = load_relaxed_system(body + lane + 32 * i);
-        missing |= is_empty(data.unit[i]);
-      }
-    }
-    key = __shfl_sync(kWarp, key, 0);
-    if (key == kUnrouted) return Poll::kNothing;
-    if (!__any_sync(kWarp, missing || key == kEmpty)) {
+  for (u32 i = 0; i < kLaneUnits; ++i) {
+    bool missing = lane + 32 * i < units && is_empty(chunk.data.unit[i]);
+    if (missing) chunk.data.unit[i] = load_relaxed_system(body + lane + 32 * i);
+  }
+  bool missing = lane == watcher && chunk.key == kEmpty;
 #pragma unroll
-      for (u32 i = 0; i < kLaneUnits; ++i) {
-        data.unit[i].a ^= key;
-        data.unit[i].b ^= key;
-      }
-      return Poll::kArrived;
-    }
-    bool stop = lane == 0 ? deadline.passed(step, suspect) : false;
-    if (lane != 0) spin_pause();
-    if (__any_sync(kWarp, stop)) return Poll::kGivenUp;
+  for (u32 i = 0; i < kLaneUnits; ++i) missing |= lane + 32 * i < units && is_empty(chunk.data.unit[i]);
+  return missing;
+}
+
+__device__ inline void undo_key(LaneUnits& data, u64 key) {
+#pragma unroll
+  for (u32 i = 0; i < kLaneUnits; ++i) {
+    data.unit[i].a ^= key;
+    data.unit[i].b ^= key;
   }
 }
 
 // Write the sentinel back where a chunk was read.
-__device__ inline void rearm_chunk(u64* key_word, u64x2* body, u32 units) {
+__device__ inline void rearm_chunk(u64* key_word, u64x2* body, u32 units, u32 watcher) {
   u32 lane = threadIdx.x % 32;
-  if (lane == 0) store_relaxed_system(key_word, kEmpty);
+  if (lane == watcher) store_relaxed_system(key_word, kEmpty);
 #pragma unroll
   for (u32 i = 0; i < kLaneUnits; ++i) {
     if (lane + 32 * i < units) store_relaxed_system(body + lane + 32 * i, u64x2{kEmpty, kEmpty});
   }
 }
+
+// The records of a step as one warp sees them: lane r holds those of ranks r, r + 32, ...
+struct Records {
+  static constexpr u32 kLoads = (config::kRanks + 31) / 32;
+  u64 word[kLoads];
+
+  // The whole warp waits for every peer that takes part; masked ones send nothing. `where(rank)` is the record's address.
+  template <class Where>
+  __device__ bool await_all(const Step& step, Where where) {
+    u32 lane = threadIdx.x % 32;
+#pragma unroll
+    for (u32 i = 0; i < kLoads; ++i) word[i] = make_record(step.epoch + 1, 0, 0);
+    Deadline deadline;
+    for (;;) {
+      bool missing = false;
+#pragma unroll
+      for (u32 i = 0; i < kLoads; ++i) {
+        u32 r = lane + 32 * i;
+        if (r >= config::kRanks || !step.active.has(r)) {
+          word[i] = make_record(step.epoch, 0, Sentinel::kCode);
+        } else if (record_epoch(word[i]) != step.epoch) {
+          word[i] = load_relaxed_system(where(r));
+          if constexpr (Sentinel::kAcquires) {
+            if (record_epoch(word[i]) == step.epoch) word[i] = load_acquire_system(where(r));
+          }
+        }
+      }
+#pragma unroll
+      for (u32 i = 0; i < kLoads; ++i) missing |= record_epoch(word[i]) != step.epoch;
+      if (!__any_sync(kWarp, missing)) break;
+      if (deadline.passed_for_warp(step, [&] { return first_missing(step); })) return false;
+    }
+    bool wrong = false;
+#pragma unroll
+    for (u32 i = 0; i < kLoads; ++i) {
+      if (record_protocol(word[i]) == Sentinel::kCode) continue;
+      report_protocol(post_of(step), lane + 32 * i);
+      wrong = true;
+    }
+    return !__any_sync(kWarp, wrong);
+  }
+
+  __device__ u32 first_missing(const Step& step) const {
+#pragma unroll
+    for (u32 i = 0; i < kLoads; ++i) {
+      u32 missing = __ballot_sync(kWarp, record_epoch(word[i]) != step.epoch);
+      if (missing != 0) return 32 * i + static_cast<u32>(__ffs(static_cast<int>(missing))) - 1;
+    }
+    return step.rank;
+  }
+
+  // Slots to expect from a source; all lanes call this alike.
+  __device__ u32 count(u32 source) const {
+    u32 result = 0;
+#pragma unroll
+    for (u32 i = 0; i < kLoads; ++i) {
+      u32 counted = __shfl_sync(kWarp, record_count(word[i]), static_cast<int>(source % 32));
+      if (source / 32 == i) result = min(counted, static_cast<u32>(config::kMaxTokens));
+    }
+    return result;
+  }
+};
 
 }  // namespace nvep

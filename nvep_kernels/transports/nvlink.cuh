@@ -30,11 +30,10 @@ struct NvlinkStep {
   template <class Arguments>
   __device__ static void close_dispatch_send(const Arguments& a, const Step& step, u32 tokens) {
     Counters* counters = step.counters();
-    Status* status = reinterpret_cast<Status*>(step.status);
     counters->dispatched = step.epoch;
     counters->tokens = tokens;
     if (a.num_tokens_device && *a.num_tokens_device > tokens) {
-      store_relaxed_system(&status->excess_tokens, *a.num_tokens_device);
+      store_relaxed_system(&step.status()->excess_tokens, *a.num_tokens_device);
     }
     for (u32 r = 0; r < config::kRanks; ++r) mask_snapshot(step)[r] = step.active.has(r) ? 0u : 1u;
   }
@@ -52,16 +51,18 @@ struct NvlinkStep {
     }
   }
 
-  // The end of a step. Stream order alone makes this safe: only the next D.send reads `completed`, and only D.send
-  // counts what it could not send as given.
+  // The last thread of the grid has the least to do at few tokens.
+  __device__ static bool is_last_thread() { return blockIdx.x == gridDim.x - 1 && threadIdx.x == blockDim.x - 1; }
+
+  // The end of a step, whenever in the kernel. Stream order alone makes this safe: only the next D.send reads
+  // `completed`, and only D.send counts what it could not send as given.
   __device__ static void complete(const Step& step) {
-    if (blockIdx.x != 0 || threadIdx.x != 0) return;
+    if (!is_last_thread()) return;
     Counters* counters = step.counters();
-    Status* status = reinterpret_cast<Status*>(step.status);
     counters->completed = step.epoch;
     u32 invalid = load_relaxed_device(&counters->invalid_ids), dropped = load_relaxed_device(&counters->dropped_tokens);
-    if (invalid) store_relaxed_system(&status->invalid_ids, invalid);
-    if (dropped) store_relaxed_system(&status->dropped_tokens, dropped);
+    if (invalid) store_relaxed_system(&step.status()->invalid_ids, invalid);
+    if (dropped) store_relaxed_system(&step.status()->dropped_tokens, dropped);
   }
 };
 

@@ -6,9 +6,7 @@
 
 namespace nvep {
 
-struct NvlinkSentinelShared : NvlinkShared {
-  u32 first[config::kRanks + 1];  // units of D.recv and C.send before those of each source
-};
+struct NvlinkSentinelShared {};  // warps work alone
 
 // A header unit: id in the low half, never the sentinel's half, since it is valid or -1; weight in the high half.
 __device__ inline u64 make_header(i32 id, float weight) {
@@ -34,76 +32,98 @@ struct NvlinkSentinelDispatch : NvlinkStep {
   // --- D.send ---------------------------------------------------------------------------------------------------------
 
   template <class Arguments>
-  __device__ static void dispatch_send(const Arguments& a, const Step& step, Shared& shared) {
+  __device__ static void dispatch_send(const Arguments& a, const Step& step, const Shared&) {
     if (!step.alive) return;
     u32 tokens = token_count(a);
-    if (blockIdx.x == 0) {
-      // Under strict PTX the re-arm stores of earlier grids are ordered before the record by release and acquire,
-      // otherwise by the axiom on completed grids.
-      if constexpr (config::kStrictPtx) fence_acq_rel_system();
-      for (u32 r = threadIdx.x; r < config::kRanks; r += blockDim.x) {
-        if (step.active.has(r)) {
-          store_relaxed_system(dispatch_record(step.lane_of(r), step.rank, step.epoch),
-                               make_record(step.epoch, tokens, Protocol::kCode));
-        }
+    if (warp_index() == warp_count() - 1) announce(step, tokens);
+    if (is_last_thread()) close_dispatch_send(a, step, tokens);
+    for (u32 work = warp_index(); work < tokens * DispatchWire::kChunks; work += warp_count()) {
+      send_token_chunk(a, step, work / DispatchWire::kChunks, work % DispatchWire::kChunks);
+    }
+  }
+
+  // One warp. Under strict PTX the re-arm stores of earlier grids are ordered before the record by release and acquire,
+  // otherwise by the axiom on completed grids.
+  __device__ static void announce(const Step& step, u32 tokens) {
+    if constexpr (config::kStrictPtx) fence_acq_rel_system();
+    for (u32 r = threadIdx.x % 32; r < config::kRanks; r += 32) {
+      if (step.active.has(r)) {
+        store_relaxed_system(dispatch_record(step.lane_of(r), step.rank, step.epoch),
+                             make_record(step.epoch, tokens, Protocol::kCode));
       }
     }
-    for (u32 work = warp_index(); work < tokens * DispatchWire::kChunks; work += warp_count()) {
-      send_token_chunk(a, step, work / DispatchWire::kChunks, work % DispatchWire::kChunks, shared);
-    }
-    __syncthreads();
-    if (blockIdx.x == 0 && threadIdx.x == 0) close_dispatch_send(a, step, tokens);
   }
 
   template <class Arguments>
-  __device__ static void send_token_chunk(const Arguments& a, const Step& step, u32 token, u32 c,
-                                          const Shared& shared) {
+  __device__ static void send_token_chunk(const Arguments& a, const Step& step, u32 token, u32 c) {
     u32 lane = threadIdx.x % 32;
-    TokenIds ids;
-    u32 bad = read_token_ids(a, token, ids);
-    RankSet set = targets_of(ids, a.expert_ranks);
     LaneUnits data;
     load_payload(a, token, c, data);
+    TokenIds ids;
+    u32 bad = read_token_ids(a, token, ids);
+    u64 header[kHeaderLoads];
+    if (c == 0) make_headers(a, token, ids, header);
+    RankSet set = targets_of(ids, a.expert_ranks);
     u32 units = DispatchWire::units(c);
     u64 key = choose_key(data, units);
     bool dropped = false;
-    for (u32 r = 0; r < config::kRanks; ++r) {
-      if (!set.has(r)) continue;
+    set.for_each([&](u32 r) {
+      if (r == step.rank) return;
       if (!step.active.has(r)) {
         dropped = true;
-        continue;
+        return;
       }
       u64 slot = dispatch_slot(step.lane_of(r), step.epoch, step.rank, token);
       if (lane == 0) store_relaxed_system(reinterpret_cast<u64*>(DispatchWire::chunk(slot, c)), key);
-      if (c == 0) send_header(a, slot, token, ids);
+      if (c == 0) send_header(slot, header);
       send_units(DispatchWire::body(slot, c), data, units, key);
-    }
+    });
     for (u32 r = lane; r < config::kRanks; r += 32) {
-      if (set.has(r) || !step.active.has(r)) continue;
+      if (set.has(r) || r == step.rank || !step.active.has(r)) continue;
       u64 slot = dispatch_slot(step.lane_of(r), step.epoch, step.rank, token);
       store_relaxed_system(reinterpret_cast<u64*>(DispatchWire::chunk(slot, c)), kUnrouted);
     }
-    if (c == 0) keep_routes(step, token, set, shared);
-    if (c == 0 && lane == 0) {
+    land_own(step, token, c, set.has(step.rank), header, data);
+    if (c != 0) return;
+    keep_routes(step, token, set);
+    if (lane == 0) {
       if (bad) fetch_add_relaxed_device(&step.counters()->invalid_ids, bad);
       if (dropped) fetch_add_relaxed_device(&step.counters()->dropped_tokens, 1u);
     }
   }
 
+  // Each lane makes the units that it sends: number lane, lane + 32, ...
   template <class Arguments>
-  __device__ static void send_header(const Arguments& a, u64 slot, u32 token, const TokenIds& ids) {
-    u32 lane = threadIdx.x % 32;
+  __device__ static void make_headers(const Arguments& a, u32 token, const TokenIds& ids, u64 (&header)[kHeaderLoads]) {
 #pragma unroll
     for (u32 k = 0; k < config::kTopK; ++k) {
-      if (k % 32 == lane) {
-        u64 unit = make_header(ids.id[k], a.expert_weights[token * config::kTopK + k]);
-        store_relaxed_system(DispatchWire::header(slot) + k, unit);
-      }
+      if (k % 32 == threadIdx.x % 32)
+        header[k / 32] = make_header(ids.id[k], a.expert_weights[token * config::kTopK + k]);
+    }
+  }
+
+  __device__ static void send_header(u64 slot, const u64 (&header)[kHeaderLoads]) {
+#pragma unroll
+    for (u32 i = 0; i < kHeaderLoads; ++i) {
+      u32 k = threadIdx.x % 32 + 32 * i;
+      if (k < config::kTopK) store_relaxed_system(DispatchWire::header(slot) + k, header[i]);
+    }
+  }
+
+  // What this rank sends to itself needs no wire: the landing buffers are its own, and nobody reads them before D.recv.
+  __device__ static void land_own(const Step& step, u32 token, u32 c, bool here, const u64 (&header)[kHeaderLoads],
+                                  const LaneUnits& data) {
+    u32 row = step.rank * config::kMaxTokens + token;
+    if (here) {
+      if (c == 0) land_header(step, row, header);
+      land_units(step, row, c, data);
+    } else if (c == 0) {
+      land_nothing(step, row);
     }
   }
 
   // C.recv needs the targets by position: j counts masked ranks too, and a slot below 0 says not to wait for one.
-  __device__ static void keep_routes(const Step& step, u32 token, const RankSet& set, const Shared& shared) {
+  __device__ static void keep_routes(const Step& step, u32 token, const RankSet& set) {
     Route* routes = step.local_region<Route>(local::kRoutesOffset) + static_cast<u64>(token) * config::kMaxTargets;
     for (u32 r = threadIdx.x % 32; r < config::kRanks; r += 32) {
       if (set.has(r)) routes[set.below(r)] = {static_cast<i32>(r), step.active.has(r) ? static_cast<i32>(token) : -1};
@@ -134,100 +154,113 @@ struct NvlinkSentinelDispatch : NvlinkStep {
 
   // --- D.recv ---------------------------------------------------------------------------------------------------------
 
-  __device__ static void dispatch_recv(const Step& step, Shared& shared) {
-    for (u32 r = threadIdx.x; r < config::kRanks; r += blockDim.x) shared.count[r] = 0;
-    __syncthreads();
-    bool alive = step.alive && await_records<Protocol>(
-                                   step, [&](u32 r) { return dispatch_record(step.lane_of(step.rank), r, step.epoch); },
-                                   [&](u32 r, u64 word) {
-                                     shared.count[r] = min(record_count(word), static_cast<u32>(config::kMaxTokens));
-                                   });
-    if (alive) alive = !__syncthreads_or(!land_all(step, shared));
+  // Chunks are numbered by token, then source (this rank left out), then place in the row, so that a warp knows its first
+  // one before any count has arrived.
+  static constexpr u32 kTokenWork = (config::kRanks - 1) * DispatchWire::kChunks;
+
+  struct Place {
+    u32 token, source, chunk;
+  };
+  __device__ static Place place_of(const Step& step, u32 work) {
+    constexpr u32 token_work = kTokenWork != 0 ? kTokenWork : 1;  // a rank alone has none
+    u32 other = work % token_work / DispatchWire::kChunks;
+    return {work / token_work, other + (other >= step.rank ? 1u : 0u), work % DispatchWire::kChunks};
+  }
+
+  __device__ static void dispatch_recv(const Step& step, const Shared&) {
+    Records records;
+    bool alive = step.alive && land_all(step, records);
     if (!alive) {  // outputs are undefined; ids are valid or invalid, never out of range
-      for (u32 r = threadIdx.x; r < config::kRanks; r += blockDim.x) shared.count[r] = 0;
-      __syncthreads();
-    }
-    fill_invalid(landing_ids(step), shared);
-    if (blockIdx.x == 0) {
-      i32* counts = step.local_region<i32>(local::kCountsOffset);
-      for (u32 r = threadIdx.x; r < config::kRanks; r += blockDim.x) counts[r] = static_cast<i32>(shared.count[r]);
-    }
-  }
-
-  // False in the lanes of a warp that gave up.
-  __device__ static bool land_all(const Step& step, Shared& shared) {
-    u32 total = number_units(shared, DispatchWire::kChunks);
-    for (u32 work = warp_index(); work < total; work += warp_count()) {
-      u32 source = source_of(shared, work), rest = work - shared.first[source];
-      if (!land_chunk(step, source, rest / DispatchWire::kChunks, rest % DispatchWire::kChunks, shared)) return false;
-    }
-    return true;
-  }
-
-  // Lays the chunks of all sources' rows end to end; every thread of the block calls it.
-  __device__ static u32 number_units(Shared& shared, u32 chunks) {
-    if (threadIdx.x == 0) {
-      u32 sum = 0;
-      for (u32 r = 0; r < config::kRanks; ++r) {
-        shared.first[r] = sum;
-        sum += shared.count[r] * chunks;
-      }
-      shared.first[config::kRanks] = sum;
-    }
-    __syncthreads();
-    return shared.first[config::kRanks];
-  }
-
-  __device__ static u32 source_of(const Shared& shared, u32 work) {
-    u32 source = 0;
-    while (shared.first[source + 1] <= work) ++source;
-    return source;
-  }
-
-  __device__ static bool land_chunk(const Step& step, u32 source, u32 token, u32 c, const Shared& shared) {
-    u32 lane = threadIdx.x % 32, units = DispatchWire::units(c);
-    u64 slot = dispatch_slot(step.lane_of(step.rank), step.epoch, source, token);
-    u64* key_word = reinterpret_cast<u64*>(DispatchWire::chunk(slot, c));
-    u64 row = static_cast<u64>(source) * config::kMaxTokens + token;
-    u64 header[kHeaderLoads];
-    LaneUnits data;
-    Poll poll = await_chunk(step, source, key_word, DispatchWire::body(slot, c), units, data,
-                            [&] { return c == 0 && load_header(slot, header); });
-    if (poll == Poll::kGivenUp) return false;
-    if (poll == Poll::kNothing) {
-      if (c == 0) land_nothing(step, row);
-      if (lane == 0) store_relaxed_system(key_word, kEmpty);
-      return true;
-    }
-    if (c == 0) land_header(step, slot, row, header);
 #pragma unroll
-    for (u32 i = 0; i < kLaneUnits; ++i) {
-      if (lane + 32 * i < units) {
-        *payload_unit<0>(row, c * kChunkUnits + lane + 32 * i,
-                         [&](u32 p) { return step.local + config::payload_offset(p); }) = data.unit[i];
-      }
+      for (u32 i = 0; i < Records::kLoads; ++i) records.word[i] = 0;
     }
-    rearm_chunk(key_word, DispatchWire::body(slot, c), units);
+    u32* ids = reinterpret_cast<u32*>(landing_ids(step));
+    constexpr u32 per_source = config::kMaxTokens * config::kTopK;
+    for (u32 r = 0; r < config::kRanks; ++r) {
+      u32 count = records.count(r);
+      for (u32 i = count * config::kTopK + blockIdx.x * blockDim.x + threadIdx.x; i < per_source;
+           i += gridDim.x * blockDim.x) {
+        ids[static_cast<u64>(r) * per_source + i] = static_cast<u32>(config::kInvalidExpert);
+      }
+      if (is_last_thread()) step.local_region<i32>(local::kCountsOffset)[r] = static_cast<i32>(count);
+    }
+  }
+
+  // False in a warp that gave up.
+  __device__ static bool land_all(const Step& step, Records& records) {
+    u32 work = warp_index();
+    Incoming chunk;
+    u64 header[kHeaderLoads];
+    expect_all(chunk, header);
+    if (work < config::kMaxTokens * kTokenWork) look_at(step, place_of(step, work), chunk, header);
+    auto where = [&](u32 r) { return dispatch_record(step.lane_of(step.rank), r, step.epoch); };
+    if (!records.await_all(step, where)) return false;
+    u32 most = 0;
+    for (u32 r = 0; r < config::kRanks; ++r) most = max(most, records.count(r));
+    for (; work < most * kTokenWork; work += warp_count()) {
+      Place place = place_of(step, work);
+      if (place.token >= records.count(place.source)) continue;
+      if (!land_chunk(step, place, chunk, header)) return false;
+      expect_all(chunk, header);
+    }
     return true;
   }
 
-  // True if a header unit of this lane has not arrived.
-  __device__ static bool load_header(u64 slot, u64 (&header)[kHeaderLoads]) {
+  __device__ static void expect_all(Incoming& chunk, u64 (&header)[kHeaderLoads]) {
+    expect(chunk);
+#pragma unroll
+    for (u32 i = 0; i < kHeaderLoads; ++i) header[i] = kEmpty;
+  }
+
+  // One look at what this lane misses of a chunk. True if it still misses something.
+  __device__ static bool look_at(const Step& step, const Place& place, Incoming& chunk, u64 (&header)[kHeaderLoads]) {
+    u64 slot = dispatch_slot(step.lane_of(step.rank), step.epoch, place.source, place.token);
+    bool missing = place.chunk == 0 && look_at_header(slot, header);
+    const u64* key_word = reinterpret_cast<const u64*>(DispatchWire::chunk(slot, place.chunk));
+    return look(key_word, DispatchWire::body(slot, place.chunk), DispatchWire::units(place.chunk), 0, chunk) || missing;
+  }
+
+  // The whole warp waits for a chunk. A slot without a token shows in the key; nothing else of it was written, so nothing
+  // else is waited for.
+  __device__ static bool land_chunk(const Step& step, const Place& place, Incoming& chunk,
+                                    u64 (&header)[kHeaderLoads]) {
+    u32 row = place.source * config::kMaxTokens + place.token;
+    u64 slot = dispatch_slot(step.lane_of(step.rank), step.epoch, place.source, place.token);
+    u64* key_word = reinterpret_cast<u64*>(DispatchWire::chunk(slot, place.chunk));
+    Deadline deadline;
+    while (__any_sync(kWarp, look_at(step, place, chunk, header))) {
+      if (__any_sync(kWarp, threadIdx.x % 32 == 0 && chunk.key == kUnrouted)) {
+        if (place.chunk == 0) land_nothing(step, row);
+        if (threadIdx.x % 32 == 0) store_relaxed_system(key_word, kEmpty);
+        return true;
+      }
+      if (deadline.passed_for_warp(step, [&] { return place.source; })) return false;
+    }
+    undo_key(chunk.data, __shfl_sync(kWarp, chunk.key, 0));
+    if (place.chunk == 0) {
+      land_header(step, row, header);
+      rearm_header(slot);
+    }
+    land_units(step, row, place.chunk, chunk.data);
+    rearm_chunk(key_word, DispatchWire::body(slot, place.chunk), DispatchWire::units(place.chunk), 0);
+    return true;
+  }
+
+  // One look at the header units that this lane misses. True if it still misses one.
+  __device__ static bool look_at_header(u64 slot, u64 (&header)[kHeaderLoads]) {
     bool missing = false;
 #pragma unroll
     for (u32 i = 0; i < kHeaderLoads; ++i) {
       u32 k = threadIdx.x % 32 + 32 * i;
-      if (k < config::kTopK) {
-        header[i] = load_relaxed_system(DispatchWire::header(slot) + k);
-        missing |= header[i] == kEmpty;
-      }
+      if (k < config::kTopK && header[i] == kEmpty) header[i] = load_relaxed_system(DispatchWire::header(slot) + k);
+      missing |= k < config::kTopK && header[i] == kEmpty;
     }
     return missing;
   }
 
-  __device__ static void land_header(const Step& step, u64 slot, u64 row, const u64 (&header)[kHeaderLoads]) {
-    i32* ids = reinterpret_cast<i32*>(landing_ids(step)) + row * config::kTopK;
-    float* weights = step.local_region<float>(local::kLandingWeightsOffset) + row * config::kTopK;
+  __device__ static void land_header(const Step& step, u32 row, const u64 (&header)[kHeaderLoads]) {
+    i32* ids = reinterpret_cast<i32*>(landing_ids(step)) + static_cast<u64>(row) * config::kTopK;
+    float* weights = step.local_region<float>(local::kLandingWeightsOffset) + static_cast<u64>(row) * config::kTopK;
 #pragma unroll
     for (u32 i = 0; i < kHeaderLoads; ++i) {
       u32 k = threadIdx.x % 32 + 32 * i;
@@ -235,13 +268,28 @@ struct NvlinkSentinelDispatch : NvlinkStep {
         i32 id = static_cast<i32>(static_cast<u32>(header[i]));
         ids[k] = id < 0 ? config::kInvalidExpert : id;
         weights[k] = __uint_as_float(static_cast<u32>(header[i] >> 32));
-        store_relaxed_system(DispatchWire::header(slot) + k, kEmpty);
       }
     }
   }
 
-  __device__ static void land_nothing(const Step& step, u64 row) {
-    i32* ids = reinterpret_cast<i32*>(landing_ids(step)) + row * config::kTopK;
+  __device__ static void rearm_header(u64 slot) {
+    for (u32 k = threadIdx.x % 32; k < config::kTopK; k += 32)
+      store_relaxed_system(DispatchWire::header(slot) + k, kEmpty);
+  }
+
+  __device__ static void land_units(const Step& step, u32 row, u32 c, const LaneUnits& data) {
+    u32 lane = threadIdx.x % 32;
+#pragma unroll
+    for (u32 i = 0; i < kLaneUnits; ++i) {
+      if (lane + 32 * i < DispatchWire::units(c)) {
+        *payload_unit<0>(row, c * kChunkUnits + lane + 32 * i,
+                         [&](u32 p) { return step.local + config::payload_offset(p); }) = data.unit[i];
+      }
+    }
+  }
+
+  __device__ static void land_nothing(const Step& step, u32 row) {
+    i32* ids = reinterpret_cast<i32*>(landing_ids(step)) + static_cast<u64>(row) * config::kTopK;
     for (u32 k = threadIdx.x % 32; k < config::kTopK; k += 32) ids[k] = config::kInvalidExpert;
   }
 };

@@ -235,11 +235,11 @@ _LIST = [
         (
             Patch(
                 _DISPATCH,
-                "    rearm_chunk(key_word, DispatchWire::body(slot, c), units);\n",
-                "    rearm_chunk(key_word, DispatchWire::body(slot, c), units);\n"
-                "    u64 next = dispatch_slot(step.lane_of(step.rank), step.epoch + 1, source, token);\n"
-                "    u64* key = reinterpret_cast<u64*>(DispatchWire::chunk(next, c));\n"
-                "    rearm_chunk(key, DispatchWire::body(next, c), units);\n",
+                "    rearm_chunk(key_word, DispatchWire::body",
+                "    u64 next = dispatch_slot(step.lane_of(step.rank), step.epoch + 1, place.source, place.token);\n"
+                "    u64* key = reinterpret_cast<u64*>(DispatchWire::chunk(next, place.chunk));\n"
+                "    rearm_chunk(key, DispatchWire::body(next, place.chunk), DispatchWire::units(place.chunk), 0);\n"
+                "    rearm_chunk(key_word, DispatchWire::body",
             ),
         ),
     ),
@@ -259,7 +259,7 @@ _LIST = [
         "skip-step-record",
         "no record without tokens",
         "sentinel",
-        (Patch(_DISPATCH, "        if (step.active.has(r)) {", "        if (step.active.has(r) && tokens != 0) {"),),
+        (Patch(_DISPATCH, "      if (step.active.has(r)) {", "      if (step.active.has(r) && tokens != 0) {"),),
     ),
     Mutation(
         "no-escape",
@@ -274,8 +274,8 @@ _LIST = [
         (
             Patch(
                 _DISPATCH,
-                "if (set.has(r) || !step.active.has(r)) continue;",
-                "if (set.has(r) || !step.active.has(r) || c != 0) continue;",
+                "if (set.has(r) || r == step.rank || !step.active.has(r)) continue;",
+                "if (set.has(r) || r == step.rank || !step.active.has(r) || c != 0) continue;",
             ),
         ),
     ),
@@ -283,7 +283,7 @@ _LIST = [
         "unpolled-word",
         "header units after the first are taken unseen",
         "sentinel",
-        (Patch(_DISPATCH, "missing |= header[i] == kEmpty;", "missing |= k == 0 && header[i] == kEmpty;"),),
+        (Patch(_DISPATCH, "missing |= k < config::kTopK &&", "missing |= k == 0 &&"),),
     ),
     Mutation("recover-without-refill", "survivors leave wires and records as they were", "sentinel", no_refill=True),
     # Both.

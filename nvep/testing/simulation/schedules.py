@@ -78,7 +78,7 @@ _SENTINEL, _LANE = "protocols/sentinel.cuh", "protocols/lane.cuh"
 
 _SENDS = (
     Line("late", _DISPATCH, "DispatchWire::chunk(slot, c)), key)", rank=0),
-    Line("late", _DISPATCH, "store_relaxed_system(DispatchWire::header(slot) + k, unit)", rank=0),
+    Line("late", _DISPATCH, "store_relaxed_system(DispatchWire::header(slot) + k, header[i])", rank=0),
     Line("late", _SENTINEL, "store_relaxed_system(body + lane + 32 * i, u64x2{data", rank=0),
 )
 
@@ -103,7 +103,8 @@ SCHEDULES: dict[str, Written] = {
         masked=2,
         lines=(Line("late", _FENCE, _PUSH, kernel="dispatch_send"),),
     ),
-    "skip-rearm": Written(),
+    # The key comes, the units stay out: what lies there is two steps old.
+    "skip-rearm": Written(seed=1, lines=(_SENDS[2],)),
     # Rank 1 erases the next generation after rank 0 wrote there.
     "early-rearm": Written(
         lines=(Line("late", _SENTINEL, "store_relaxed_system(key_word, kEmpty);", rank=1),),
@@ -111,21 +112,27 @@ SCHEDULES: dict[str, Written] = {
     ),
     # Rank 1 has not read its wire when rank 0 writes the next step there.
     "one-generation-fewer": Written(
-        seed=8, lines=(Line("late", _SENTINEL, "load_relaxed_system(key_word) : 0ull;", rank=1),)
+        seed=8, lines=(Line("late", _SENTINEL, "chunk.key = load_relaxed_system(key_word);", rank=1),)
     ),
-    "single-record-word": Written(seed=2, lines=(Line("late", _LANE, "value = load_relaxed_system(word);", rank=1),)),
+    "single-record-word": Written(
+        seed=2, lines=(Line("late", _SENTINEL, "word[i] = load_relaxed_system(where(r));", rank=1),)
+    ),
     "skip-step-record": Written(),
     "no-escape": Written(seed=1),
     "unrouted-first-chunk-only": Written(),
     # Rank 1 comes late and finds everything there, but its second lane still sees the header unit as it was.
     "unpolled-word": Written(
-        lines=(Line("stale", _DISPATCH, "load_relaxed_system(DispatchWire::header(slot) + k);", rank=1, thread=1),),
+        lines=(
+            Line(
+                "stale", _DISPATCH, "header[i] = load_relaxed_system(DispatchWire::header(slot) + k);", rank=1, thread=1
+            ),
+        ),
         slow_rank=1,
     ),
     # Rank 2 leaves before step 1, which the others send in vain. In step 2 rank 0 has announced its tokens and not sent
     # them yet: others find those of step 1.
     "recover-without-refill": Written(seed=7, ranks=3, program=_LEAVES, masked=2, lines=_SENDS),
-    "shared-landing": Written(slow_rank=1, protocols=("sentinel", "fence", "sentinel")),
+    "shared-landing": Written(seed=2, slow_rank=1, protocols=("sentinel", "fence", "sentinel")),
     # Nothing but the kernel before comes between a release and the next dispatch.
     "pdl-no-wait": Written(phases=("dispatch", "release"), dependent=True),
 }
