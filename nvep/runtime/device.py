@@ -16,7 +16,7 @@ from nvep.runtime.source import KernelSource
 
 @dataclass(frozen=True)
 class LaunchShape:
-    """Blocks, threads of a block, whether programmatic dependent launch is used, and dynamic shared memory of a block."""
+    """Blocks, their threads, whether programmatic dependent launch is used, and dynamic shared memory of each block."""
 
     blocks: int
     threads: int

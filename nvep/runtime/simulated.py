@@ -157,7 +157,7 @@ class Simulation:
         self.failure: str | None = None
         self._calls = library.calls
         o, chance = self.options, self.options.chance
-        slots = 1 + o.streams * (1 + 2 * o.blocks)
+        slots = 1 + o.streams * (1 + 4 * o.blocks)
         self._c = Options(
             seed, slots, chance.stale, chance.early, chance.preempt, chance.hold, chance.pause, int(o.axiom),
             chance.spin_bound, o.trace, o.blocks, o.jump_ns, o.budget,

@@ -63,6 +63,8 @@ struct Operations {
   void* (*shared)(Fiber*, const void* tag, unsigned long long bytes, unsigned long long alignment);
   void* (*dynamic_shared)(Fiber*);
   unsigned long long (*timer_ns)();
+  // The thread broke a rule of the machine: ends the launch, does not return.
+  void (*broken)(Fiber*, const char* what, Site);
 };
 
 enum class State : int { kReady, kSpinning, kBlocked, kFinished, kFailed };

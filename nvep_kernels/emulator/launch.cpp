@@ -219,7 +219,8 @@ void free_blocks(Grid& grid) {
 
 }  // namespace
 
-const Operations kOperations = {spin, block_collective, warp_collective, shared_object, dynamic_shared, timer_ns};
+const Operations kOperations = {spin,           block_collective, warp_collective, shared_object,
+                                dynamic_shared, timer_ns,         broken};
 
 void make_ready(Grid& grid, Fiber* fiber) {
   fiber->next = nullptr;

@@ -127,5 +127,10 @@ void fail_deadlocked(Block& block) {
   fail(block, "%s", buffer);
 }
 
+void broken(Fiber* fiber, const char* what, Site site) {
+  fail(*fiber->owner, "thread %u: %s at %s:%d", fiber->thread_index.x, what, site.file, site.line);
+  suspend(fiber, State::kFailed);
+}
+
 }  // namespace emulated
 }  // namespace nvep

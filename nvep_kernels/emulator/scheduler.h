@@ -95,6 +95,7 @@ void free_shared(Block& block);
 // Records the first failure of a launch; the text gets kernel and block prepended.
 void fail(Block& block, const char* format, ...) __attribute__((format(printf, 2, 3)));
 void fail_deadlocked(Block& block);
+void broken(Fiber* fiber, const char* what, Site site);
 const char* collective_name(Collective kind);
 
 }  // namespace emulated

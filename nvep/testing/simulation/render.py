@@ -13,11 +13,11 @@ from nvep.symmetric.layout import Layout
 _RECORDS = ("Record", "CombineRecord")
 _DID = {
     1: "load", 2: "store", 3: "update", 4: "fence", 5: "weak load", 6: "weak store", 7: "barrier", 8: "starts",
-    9: "ends", 10: "copy", 11: "CONFLICT",
+    9: "ends", 10: "copy", 11: "CONFLICT", 12: "bulk load", 13: "bulk store", 14: "bulk copies end", 15: "proxy fence",
 }  # fmt: skip
 _ORDERS = ("relaxed", "acquire", "release", "acq_rel")
 _SCOPES = ("device", "system")
-_FENCE, _BARRIER, _START, _END, _COPY = 4, 7, 8, 9, 10
+_FENCE, _BARRIER, _START, _END, _COPY, _BULK_END, _PROXY_FENCE = 4, 7, 8, 9, 10, 14, 15
 
 
 class Places:
@@ -100,7 +100,7 @@ def _line(event: TraceEvent, places: Places) -> str:
 
 def _what(event: TraceEvent, places: Places) -> str:
     did = _DID.get(event.did, "?")
-    if event.did in (_BARRIER, _END):
+    if event.did in (_BARRIER, _END, _BULK_END, _PROXY_FENCE):
         return did
     if event.did == _START:
         return f"starts: {event.address} blocks of {event.value} threads"

@@ -3,16 +3,29 @@
 
 namespace nvep {
 namespace simulated {
-namespace {
-
-Sim& sim_of(Fiber* fiber) {
-  return *block_of(fiber)->run->sim;
-}
 
 [[noreturn]] void stop(Fiber* fiber) {
   step_aside(fiber, State::kFailed);
   abort();
 }
+
+void changed(Sim& sim, Thread& thread) {
+  thread.polls = 0;
+  ++sim.moves;
+  sim.idle = 0;
+}
+
+// Once a lane has died what its step shows is undefined: whoever gives up marks rows that others may still be sending.
+bool judged(Sim& sim, bool store, const Actor& actor, u64 address, u64 bytes, Site site) {
+  sim.lenient = sim.trace.frozen();
+  const bool sound = store ? sim.memory.weak_store(actor, address, bytes, site, true)
+                           : sim.memory.weak_load(actor, address, bytes, site, true);
+  const bool lenient = sim.lenient;
+  sim.lenient = false;
+  return sound || lenient;
+}
+
+namespace {
 
 bool is_record(const Sim& sim, u64 address) {
   for (u32 i = 0; i + 1 < sim.records.size; i += 2)
@@ -65,12 +78,6 @@ void give(Fiber* fiber, Write& write, u64 address, const Access& access) {
   }
   if (access.scope == Scope::kSystem && is_record(*run.sim, address))
     write.completed = retain(run.completed[thread.waited]);
-}
-
-void changed(Sim& sim, Thread& thread) {
-  thread.polls = 0;
-  ++sim.moves;
-  sim.idle = 0;
 }
 
 u64 load(Fiber* fiber, const void* p, unsigned bytes, const Access& access) {
@@ -174,16 +181,6 @@ void fence(Fiber* fiber, Scope scope, Site site) {
   sim.trace.note(actor_of(fiber), Did::kFence, 0, 0, site, static_cast<u32>(scope), 0);
 }
 
-// Once a lane has died what its step shows is undefined: whoever gives up marks rows that others may still be sending.
-bool judged(Sim& sim, bool store, const Actor& actor, u64 address, unsigned bytes, Site site) {
-  sim.lenient = sim.trace.frozen();
-  const bool sound = store ? sim.memory.weak_store(actor, address, bytes, site, true)
-                           : sim.memory.weak_load(actor, address, bytes, site, true);
-  const bool lenient = sim.lenient;
-  sim.lenient = false;
-  return sound || lenient;
-}
-
 void load_weak(Fiber* fiber, const void* p, void* value, unsigned bytes, Site site) {
   Sim& sim = sim_of(fiber);
   const u64 address = reinterpret_cast<u64>(p);
@@ -282,7 +279,7 @@ void dependency_launch(Fiber* fiber) {
 }  // namespace
 
 const Operations kSimulatedOperations = {
-    {spin, block_barrier, warp_collective, shared_memory, dynamic_shared, timer_ns},
+    {spin, block_barrier, warp_collective, shared_memory, dynamic_shared, timer_ns, emulated::broken},
     load,
     store,
     load_pair,
@@ -292,7 +289,8 @@ const Operations kSimulatedOperations = {
     store_weak,
     fence,
     dependency_wait,
-    dependency_launch};
+    dependency_launch,
+    &kBulkOperations};
 
 }  // namespace simulated
 }  // namespace nvep

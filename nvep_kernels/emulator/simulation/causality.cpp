@@ -116,7 +116,7 @@ void finish_run(Run& run) {
     for (u32 w = 0; w < (run.grid.threads + 31) / 32; ++w) sim.views.join(stream.view, block.warps[w].view);
     for (u32 t = 0; t < run.grid.threads; ++t) sim.views.join(stream.view, block.threads[t].own);
     stream.epochs[block.slot - stream.first_slot] = block.epoch + 1;
-    stream.view->clock[block.slot] = block.epoch + 1;
+    stream.view->clock[block.slot] = stream.view->clock[bulk_slot(block)] = block.epoch + 1;
   }
   if (run.observed) gather(sim.views, stream.axiom, run.observed);
 }

@@ -70,7 +70,7 @@ Queue* Sim::add_stream(u32 rank) {
     ranks.push({{}, {}, 0, weight, false});
   }
   const u32 positions = 2 * options.blocks;
-  if (slots_used + 1 + positions > options.slots) return nullptr;
+  if (slots_used + 1 + 2 * positions > options.slots) return nullptr;
   auto* stream = static_cast<Queue*>(calloc(1, sizeof(Queue)));
   if (!stream) abort();
   stream->sim = this;
@@ -79,12 +79,13 @@ Queue* Sim::add_stream(u32 rank) {
   stream->copy_slot = slots_used;
   stream->first_slot = slots_used + 1;
   stream->copy_epoch = 1;
-  slots_used += 1 + positions;
+  slots_used += 1 + 2 * positions;
   stream->epochs = static_cast<u32*>(malloc(positions * sizeof(u32)));
   if (!stream->epochs) abort();
   stream->view = views.fresh();
   stream->view->clock[stream->copy_slot] = 1;
-  for (u32 i = 0; i < positions; ++i) stream->epochs[i] = stream->view->clock[stream->first_slot + i] = 1;
+  for (u32 i = 0; i < positions; ++i) stream->epochs[i] = 1;
+  for (u32 i = 0; i < 2 * positions; ++i) stream->view->clock[stream->first_slot + i] = 1;
   streams.push(stream);
   return stream;
 }
@@ -120,12 +121,17 @@ u32 Sim::earlier(const Actor& actor, Site site, u32 count) {
   return distance;
 }
 
+bool Sim::at_once(const Actor& actor, Site site) {
+  if (rules.any() && rules.apply(Directive::kEarly, place_of(actor, site))) return true;
+  return random.chance(options.early);
+}
+
 namespace {
 
 const Queue* stream_of_slot(const Sim& sim, u32 slot) {
   for (u32 s = 0; s < sim.streams.size; ++s) {
     const Queue* stream = sim.streams[s];
-    if (slot >= stream->copy_slot && slot < stream->first_slot + 2 * sim.options.blocks) return stream;
+    if (slot >= stream->copy_slot && slot < stream->first_slot + 4 * sim.options.blocks) return stream;
   }
   return nullptr;
 }
@@ -138,11 +144,13 @@ void Sim::conflict(const Actor& actor, Site site, u64 address, const char* what,
   const Queue* stream = stream_of_slot(*this, slot);
   const bool copy = stream && slot == stream->copy_slot;
   const u32 block = stream && !copy ? (slot - stream->first_slot) % options.blocks : 0;
+  const bool bulk = stream && slot >= stream->first_slot + 2 * options.blocks;
   trace.note(actor, Did::kConflict, address, 0, site, 0, 0);
-  fail("data race at 0x%llx: %s: rank %u block %u thread %u at %s:%d (%s) meets rank %u block %u thread %u at %s:%d",
-       address, what, actor.rank, actor.block, actor.thread, site.file, site.line, actor.kernel,
-       stream ? stream->rank : 0, block, thread_of(other.stamp), other.site.file ? other.site.file : "start",
-       other.site.line);
+  char who[32] = "a bulk copy";
+  if (!bulk) snprintf(who, sizeof(who), "thread %u", thread_of(other.stamp));
+  fail("data race at 0x%llx: %s: rank %u block %u thread %u at %s:%d (%s) meets rank %u block %u %s at %s:%d", address,
+       what, actor.rank, actor.block, actor.thread, site.file, site.line, actor.kernel, stream ? stream->rank : 0,
+       block, who, other.site.file ? other.site.file : "start", other.site.line);
 }
 
 }  // namespace simulated

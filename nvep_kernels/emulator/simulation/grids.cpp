@@ -58,7 +58,7 @@ View* completed_grids(Sim& sim, const Queue& stream) {
   for (u32 s = 0; s < sim.streams.size; ++s) {
     const Queue& other = *sim.streams[s];
     if (other.rank != stream.rank) continue;
-    const u32 end = other.first_slot + 2 * sim.options.blocks;
+    const u32 end = other.first_slot + 4 * sim.options.blocks;
     for (u32 slot = other.copy_slot; slot < end; ++slot) view->clock[slot] = stream.view->clock[slot];
   }
   return view;
@@ -224,6 +224,7 @@ void destroy_run(Run* run) {
   for (u32 b = 0; b < run->blocks.size; ++b) {
     BlockRun* block = run->blocks[b];
     forget_threads(*block);
+    free_bulk(*block);
     if (block->block.shared) sim.spare_shared.push(block->block.shared);
     free(block->block.dynamic);
     free(block->threads);
@@ -270,6 +271,7 @@ void thread_finished(Fiber* fiber) {
   Sim& sim = *run->sim;
   const u64 base = reinterpret_cast<u64>(fiber) & ~(emulated::kStackBytes - 1);
   if (emulated::stack_overflowed(base)) return sim.fail("a thread of %s overflowed its stack", run->grid.name);
+  if (bulk_left(fiber)) return sim.fail("a thread of %s ends before its bulk copies", run->grid.name);
   emulated::thread_returned(block.block, fiber);
   sim.stacks.give(base);
   if (block.block.live) return;

@@ -23,6 +23,20 @@ struct Change {
   unsigned long long expected;
 };
 
+// Copies by the async proxy: see primitives/bulk.cuh.
+struct BulkOperations {
+  void (*init)(emulated::Fiber*, const void* barrier, emulated::Site);
+  void (*expect)(emulated::Fiber*, const void* barrier, unsigned long long bytes, emulated::Site);
+  bool (*arrived)(emulated::Fiber*, const void* barrier, unsigned parity, emulated::Site);
+  void (*load)(emulated::Fiber*, void* shared, const void* global, unsigned long long bytes, const void* barrier,
+               emulated::Site);
+  void (*store)(emulated::Fiber*, void* global, const void* shared, unsigned long long bytes, emulated::Site);
+  void (*commit)(emulated::Fiber*);
+  // Until at most `left` groups are unfinished, or have at least read their shared memory.
+  void (*wait)(emulated::Fiber*, unsigned left, bool read_only, emulated::Site);
+  void (*fence)(emulated::Fiber*, emulated::Site);
+};
+
 struct Operations : emulated::Operations {
   unsigned long long (*load)(emulated::Fiber*, const void*, unsigned bytes, const Access&);
   void (*store)(emulated::Fiber*, void*, unsigned long long value, unsigned bytes, const Access&);
@@ -35,6 +49,7 @@ struct Operations : emulated::Operations {
   void (*fence)(emulated::Fiber*, Scope, emulated::Site);
   void (*dependency_wait)(emulated::Fiber*);
   void (*dependency_launch)(emulated::Fiber*);
+  const BulkOperations* bulk;
 };
 
 }  // namespace simulated

@@ -36,6 +36,7 @@ struct Options {
 
 struct Sim;
 struct Run;
+struct Bulk;
 
 constexpr u32 kSeen = 8;
 
@@ -81,6 +82,7 @@ struct BlockRun {
   bool launched_dependents;
   Thread* threads;
   WarpViews* warps;
+  Bulk* bulk;   // null until it copies
   Block block;  // last: it ends in as many warps as there are
 };
 
@@ -124,8 +126,8 @@ struct Work {
 struct Queue {
   Sim* sim;
   u32 index, rank, copy_slot, copy_epoch, next_set;
-  u32 first_slot;  // of two sets of block positions, used in turn
-  u32* epochs;     // of these slots
+  u32 first_slot;  // of two sets of block positions, used in turn; behind them as many for what these copy in bulk
+  u32* epochs;     // of the slots of block positions
   View* view;
   View* axiom;
   View* before;  // what the last grid knew at its start, until other work follows it
@@ -148,6 +150,7 @@ struct Sim final : Judge {
   u32 older(const Actor&, Site, u32 count) override;
   u32 earlier(const Actor&, Site, u32 count) override;
   void conflict(const Actor&, Site, u64 address, const char* what, const Mark& other) override;
+  bool at_once(const Actor&, Site);  // does a bulk copy move its bytes when it is issued?
   bool seen_by_all(Stamp stamp) const override { return least[slot_of(stamp)] > epoch_of(stamp) || !stamp; }
 
   Queue* add_stream(u32 rank);
@@ -185,6 +188,9 @@ struct Sim final : Judge {
 
 BlockRun* block_of(Fiber* fiber);
 Thread* thread_of_fiber(Fiber* fiber);
+inline Sim& sim_of(Fiber* fiber) {
+  return *block_of(fiber)->run->sim;
+}
 Actor actor_of(Fiber* fiber);
 Actor actor_of(Queue& stream);
 
@@ -208,8 +214,18 @@ void destroy_run(Run* run);
 bool stream_idle(const Queue& stream);
 void launch_dependents(BlockRun& block);
 
+// accesses.cpp
+[[noreturn]] void stop(Fiber* fiber);
+// Checks an ordinary access; false stops the thread.
+bool judged(Sim& sim, bool store, const Actor& actor, u64 address, u64 bytes, Site site);
+void changed(Sim& sim, Thread& thread);
+
 // bulk.cpp
 void* dynamic_shared(Fiber* fiber);
+u32 bulk_slot(const BlockRun& block);
+bool bulk_left(Fiber* fiber);  // does the thread leave copies behind that use shared memory?
+void free_bulk(BlockRun& block);
+extern const BulkOperations kBulkOperations;
 
 // machine.cpp
 void run_until(Sim& sim, Queue* target);

@@ -18,6 +18,10 @@ enum class Did : u32 {
   kEnd,
   kCopy,
   kConflict,
+  kBulkLoad,
+  kBulkStore,
+  kBulkEnd,
+  kProxyFence,
 };
 
 // Mirrored by nvep/runtime/simulated_library.py.
