@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from nvep.config import ExchangeConfig
+from nvep.config import PARTIAL_ELEMENT_BYTES, ExchangeConfig
 from nvep.exchange.plan import Plan
+from nvep.formats import FORMATS
+from nvep.formats.quantise import dequantise_source, quantise_source
 from nvep.moe.grouped_gemm import ExpertShape
 from nvep.moe.grouped_gemm.plain import plain_kernels
 from nvep.moe.synthetic import scale_experts_source
@@ -56,4 +58,15 @@ def kernel_catalog() -> list[tuple[str, KernelSource]]:
         shape = ExpertShape(ranks * config.max_tokens, top_k, config.elements, 2048, partial_format)
         others = {**plain_kernels(shape), "scale_experts": scale_experts_source(config, ranks)}
         entries += [(f"{name} {label}", source) for name, source in others.items()]
+    return entries + _format_entries()
+
+
+def _format_entries() -> list[tuple[str, KernelSource]]:
+    """Every payload format with every element type, rows of gpt-oss: their last block of 128 is short."""
+    entries = []
+    for payload_format in FORMATS.values():
+        for elements in PARTIAL_ELEMENT_BYTES:
+            label = f"{payload_format.name} {elements}"
+            entries.append((f"quantise {label}", quantise_source(payload_format, 2880, elements)))
+            entries.append((f"dequantise {label}", dequantise_source(payload_format, 2880, elements)))
     return entries

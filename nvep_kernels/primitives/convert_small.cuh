@@ -1,0 +1,54 @@
+// Conversions of e2m1 (4 bits), ue8m0 (a power of two in 8 bits) and pairs of e4m3. Both devices give the same bits.
+#pragma once
+
+#include "primitives/convert.cuh"
+#include "primitives/types.cuh"
+
+namespace nvep {
+
+__device__ __forceinline__ bool is_finite(float v) {
+  return (float_to_bits(v) & 0x7fffffffu) < 0x7f800000u;
+}
+
+// To nearest, ties to even, in the low four bits; anything beyond 6 becomes 6 with its sign. NaN gives a zero.
+__device__ __forceinline__ u32 float_to_e2m1(float v) {
+  const u32 bits = float_to_bits(v);
+  const float m = bits_to_float(bits & 0x7fffffffu);
+  const u32 code = static_cast<u32>(m > 0.25f) + static_cast<u32>(m >= 0.75f) + static_cast<u32>(m > 1.25f) +
+                   static_cast<u32>(m >= 1.75f) + static_cast<u32>(m > 2.5f) + static_cast<u32>(m >= 3.5f) +
+                   static_cast<u32>(m > 5.0f);
+  return ((bits >> 28) & 8u) | code;
+}
+
+// Only the low four bits of `v` count.
+__device__ __forceinline__ float e2m1_to_float(u32 v) {
+  const u32 sign = (v & 8u) << 28;
+  const u32 magnitude = v & 7u;
+  if (magnitude < 2) return bits_to_float(sign | (magnitude ? 0x3f000000u : 0u));
+  return bits_to_float(sign | ((magnitude << 22) + (126u << 23)));
+}
+
+// The smallest power of two that is not below `v`, a normal number up to 2^127.
+__device__ __forceinline__ u8 float_to_ue8m0(float v) {
+  const u32 bits = float_to_bits(v);
+  return static_cast<u8>((bits >> 23) + ((bits & 0x7fffffu) ? 1u : 0u));
+}
+
+// 2^(v - 127); 255 is NaN.
+__device__ __forceinline__ float ue8m0_to_float(u8 v) {
+  const u32 exponent = v;
+  return bits_to_float(exponent == 255u ? 0x7fffffffu : exponent ? exponent << 23 : 0x00400000u);
+}
+
+// Both e4m3 of a word, the low byte first: one instruction where there is one, since GEMMs do this in their load stage.
+__device__ __forceinline__ float2 e4m3x2_to_float2(u16 v) {
+#if !defined(NVEP_EMULATED) && __CUDA_ARCH__ >= 890
+  u32 halves;
+  asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(v));
+  return make_float2(half_to_float(static_cast<u16>(halves & 0xffffu)), half_to_float(static_cast<u16>(halves >> 16)));
+#else
+  return make_float2(e4m3_to_float(static_cast<u8>(v & 0xffu)), e4m3_to_float(static_cast<u8>(v >> 8)));
+#endif
+}
+
+}  // namespace nvep
