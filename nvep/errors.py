@@ -110,6 +110,57 @@ class ProtocolMismatch(NvepError):
     """A peer ran a step with another protocol."""
 
 
+class NicError(NvepError):
+    """A network adapter could not execute what it was given; its ring executes nothing more.
+
+    Parameters
+    ----------
+    rank : int
+        Rank whose adapter it is.
+    ring : int
+        Number of the send queue or descriptor ring.
+    index : int
+        Absolute index of the entry, its low 32 bits.
+    cause : str
+        What was wrong with it.
+    """
+
+    def __init__(self, rank: int, ring: int, index: int, cause: str) -> None:
+        self.rank = rank
+        self.ring = ring
+        self.index = index
+        self.cause = cause
+        super().__init__(f"the network adapter of rank {rank} failed at entry {index} of ring {ring}: {cause}")
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (type(self), (self.rank, self.ring, self.index, self.cause))
+
+
+class NicTimeout(NvepError, TimeoutError):
+    """A ring stayed full, or an adapter answered nothing, until the deadline.
+
+    Parameters
+    ----------
+    rank : int
+        Rank whose adapter was awaited.
+    ring : int
+        Number of the send queue or descriptor ring.
+    waits : int
+        Waits on it that were given up.
+    """
+
+    def __init__(self, rank: int, ring: int, waits: int) -> None:
+        self.rank = rank
+        self.ring = ring
+        self.waits = waits
+        super().__init__(
+            f"the network adapter of rank {rank} did not answer: {waits} wait(s) on ring {ring} passed the deadline"
+        )
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (type(self), (self.rank, self.ring, self.waits))
+
+
 class GroupError(NvepError, RuntimeError):
     """A bootstrap collective failed or another rank of the group stopped."""
 
