@@ -9,6 +9,7 @@ from nvep.formats.quantise import dequantise_source, quantise_source
 from nvep.moe.grouped_gemm import ExpertShape
 from nvep.moe.grouped_gemm.plain import plain_kernels
 from nvep.moe.synthetic import scale_experts_source
+from nvep.nic.soft.engine import soft_nic_source
 from nvep.runtime.source import KernelSource
 
 # ranks, top_k, payloads beside the row, partial format, lanes, strict_ptx: any two values of two columns meet in some
@@ -58,7 +59,7 @@ def kernel_catalog() -> list[tuple[str, KernelSource]]:
         shape = ExpertShape(ranks * config.max_tokens, top_k, config.elements, 2048, partial_format)
         others = {**plain_kernels(shape), "scale_experts": scale_experts_source(config, ranks)}
         entries += [(f"{name} {label}", source) for name, source in others.items()]
-    return entries + _format_entries()
+    return [*entries, *_format_entries(), ("soft_nic", soft_nic_source())]
 
 
 def _format_entries() -> list[tuple[str, KernelSource]]:

@@ -10,8 +10,6 @@ from nvep.errors import ArgumentError
 from nvep.nic.decode import describe
 from nvep.nic.dump import RingDump, read_dumps
 
-SUMMARY = "print send queues and descriptor rings, from a file or of a running process"
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", nargs="?", type=Path, metavar="FILE", help="rings written by Nic.dump")

@@ -23,6 +23,7 @@ COMMANDS = {
     "info": ("nvep.cli.info", "show devices, links, MPI, compilers, versions, and the heap of a configuration"),
     "tune": ("nvep.cli.tune", "measure up to which size Sentinel is the faster protocol on this machine"),
     "simulate": ("nvep.cli.simulate", "run exchanges under a weak memory model from seeds, or find planted bugs"),
+    "decode-ring": ("nvep.cli.decode_ring", "print send queues and descriptor rings, from a file or a running process"),
     "compile": ("nvep.cli.compile", "compile every kernel for GPU architectures; needs no GPU"),
 }
 ERROR_STATUS = 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
 from nvep.errors import ArgumentError
 from nvep.nic.dump import RingDump
@@ -159,7 +160,7 @@ class Nic(ABC):
     def close(self) -> None:
         """Stop executing this rank's rings and free them. Idempotent, not collective: peers expect no more."""
 
-    def __enter__(self) -> Nic:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc: object) -> None:

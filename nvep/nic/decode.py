@@ -111,8 +111,11 @@ def _gfd_operands(op: str, words: np.ndarray) -> Iterator[str]:
     if op == "fanout":
         head = _one(layouts.FANOUT_HEAD, words)
         source = head["source_offset_high"] << 32 | head["source_offset_low"]
-        yield f"{head['bytes']} B from handle {head['source_handle']} at {source:#x} to {head['targets']} targets:"
-        yield _targets(words[4:], min(head["targets"], layouts.HEAD_TARGETS))
+        targets = _targets(words[4:], min(head["targets"], layouts.HEAD_TARGETS))
+        yield (
+            f"{head['bytes']} B from handle {head['source_handle']} at {source:#x} to {head['targets']} targets of "
+            f"handle {head['target_handle']}: {targets}"
+        )
     if op == "more":
         more = _one(layouts.FANOUT_MORE, words)
         before = layouts.HEAD_TARGETS + more["position"] * layouts.MORE_TARGETS

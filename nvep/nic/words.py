@@ -155,5 +155,5 @@ def _swapped(values: np.ndarray, field: Bits) -> np.ndarray:
     """Containers in the other byte order if the field asks for it; both orders are values of ``container`` bytes."""
     if not field.big_endian:
         return values
-    swapped = np.ascontiguousarray(values).byteswap()
+    swapped: np.ndarray = np.asarray(values).byteswap()
     return swapped >> np.uint64(8 * (_WORD - field.container))

@@ -23,7 +23,6 @@ from nvep.nic.soft.layouts import (
 )
 from nvep.nic.soft.model import SoftNicModel
 from nvep.nic.soft.ready_thread import ReadyThread
-from nvep.runtime import open_device
 from nvep.runtime.device import Device, Event, LaunchShape, Memory, Stream
 from nvep.runtime.source import KernelSource
 
@@ -45,20 +44,20 @@ class SoftEngine:
 
     Parameters
     ----------
-    kind, ordinal : str, int
-        The device. The engine opens it for itself, so it does not depend on any rank's object.
+    device : Device
+        Opened for the engine, which closes it: it outlives any rank's own.
     model : SoftNicModel
     """
 
-    def __init__(self, kind: str, ordinal: int, model: SoftNicModel) -> None:
+    def __init__(self, device: Device, model: SoftNicModel) -> None:
         self.model = model
         self._lock = threading.RLock()
         self._holders = 0
-        self._device: Device = open_device(kind, ordinal)
+        self._device = device
         self._stream, self._close_stream = _urgent_stream(self._device)
         self._reader = self._device.create_stream()
         self._kernel = self._device.load(soft_nic_source())
-        default = _SHAPES[kind]
+        default = _SHAPES[device.kind]
         self.shape = LaunchShape(model.blocks or default.blocks, model.threads or default.threads)
         resident = self._device.resident_blocks(self._kernel, self.shape.threads)
         if self.shape.blocks > resident:

@@ -19,6 +19,7 @@ from nvep.nic.soft.engine import SoftEngine
 from nvep.nic.soft.layouts import PORT
 from nvep.nic.soft.model import LABEL, SoftNicModel
 from nvep.nic.soft.ready_thread import ReadyQueue
+from nvep.runtime import open_device
 from nvep.runtime.device import Memory
 
 LOCAL_KEY_TAG = 0xFF
@@ -35,6 +36,8 @@ class SoftNic(Nic):
         Ranks that map one another's memory.
     model : SoftNicModel, optional
         What it pretends to be; equal on all ranks.
+    engine : SoftEngine, optional
+        Whatever executes this rank's rings; default: one for all ranks of this process on the device.
 
     Raises
     ------
@@ -44,7 +47,9 @@ class SoftNic(Nic):
 
     label = LABEL
 
-    def __init__(self, group: RankGroup, model: SoftNicModel | None = None) -> None:
+    def __init__(
+        self, group: RankGroup, model: SoftNicModel | None = None, *, engine: SoftEngine | None = None
+    ) -> None:
         self.group = group
         self.model = model or SoftNicModel()
         self._regions: list[tuple[tuple[int, ...], int, bool]] = []
@@ -53,7 +58,7 @@ class SoftNic(Nic):
         self._positions: list[int] = []
         self._closed = False
         group.agree("the model of the soft NIC", self.model)
-        self._engine = self._find_engine()
+        self._engine = engine or self._find_engine()
         self._engine.retain()
         self._resources.callback(self._engine.release)
 
@@ -61,7 +66,7 @@ class SoftNic(Nic):
         group, device = self.group, self.group.device
 
         def create() -> SoftEngine:
-            return SoftEngine(device.kind, device.ordinal, self.model)
+            return SoftEngine(open_device(device.kind, device.ordinal), self.model)
 
         if not group.in_process:
             return group.together(create)
