@@ -5,7 +5,8 @@ from __future__ import annotations
 import ctypes
 
 from nvep.errors import ArgumentError
-from nvep.exchange.plan import KERNEL_NAMES, Plan
+from nvep.exchange.bulk import BulkPlan
+from nvep.exchange.plan import Plan
 from nvep.group import RankGroup
 from nvep.runtime.device import Kernel, LaunchShape, Stream
 
@@ -32,16 +33,19 @@ class ExchangeKernels:
     def __init__(self, group: RankGroup, plan: Plan) -> None:
         self._device = group.device
         self._kernels: dict[tuple[str, str], Kernel] = {}
-        self._shapes: dict[str, LaunchShape] = {}
+        self._shapes: dict[tuple[str, str], LaunchShape] = {}
         group.together(lambda: self._load(group, plan))
 
     def _load(self, group: RankGroup, plan: Plan) -> None:
         device, config = self._device, plan.config
         threads = device.default_threads
+        shared = BulkPlan(config, device.bulk).shared_bytes
         for protocol in config.protocols:
             loaded = device.load_all(plan.kernels(protocol))
             self._kernels |= {(protocol, name): kernel for name, kernel in loaded.items()}
-        resident = min(device.resident_blocks(kernel, threads) for kernel in self._kernels.values())
+        resident = min(
+            device.resident_blocks(kernel, threads, shared_bytes=shared(*key)) for key, kernel in self._kernels.items()
+        )
         if not device.emulated:  # emulated launches never wait for one another's room
             resident = _share(resident, device.multiprocessors, config.lanes * group.ranks_on_device)
         if resident < 1:
@@ -51,15 +55,17 @@ class ExchangeKernels:
             allowed = f"at most {resident}, what is resident at once on {device.name}"
             raise ArgumentError("max_blocks", config.max_blocks, allowed)
         blocks = config.max_blocks or min(device.default_blocks, resident)
-        for name in KERNEL_NAMES:
-            self._shapes[name] = LaunchShape(blocks, threads)
-        if config.protocols == ("fence",):
-            self._shapes["dispatch_recv"] = LaunchShape(min(blocks, _HEADER_ONLY_BLOCKS), threads)
-        self._shapes["release"] = self._announce_only = LaunchShape(1, threads)
+        self._announce_only = LaunchShape(1, threads)
+        for protocol, name in self._kernels:
+            self._shapes[protocol, name] = LaunchShape(blocks, threads, shared_bytes=shared(protocol, name))
+        for protocol in config.protocols:
+            self._shapes[protocol, "release"] = self._announce_only
+        if "fence" in config.protocols:
+            self._shapes["fence", "dispatch_recv"] = LaunchShape(min(blocks, _HEADER_ONLY_BLOCKS), threads)
 
     def launch(
         self, protocol: str, name: str, arguments: ctypes.Structure, stream: Stream, *, copies: bool = True
     ) -> None:
         """Enqueue a phase; ``copies=False`` says that C.send has no rows to move, so one block announces."""
-        shape = self._announce_only if name == "combine_send" and not copies else self._shapes[name]
+        shape = self._announce_only if name == "combine_send" and not copies else self._shapes[protocol, name]
         self._device.launch(self._kernels[protocol, name], shape, arguments, stream)

@@ -39,7 +39,7 @@ class ExchangeState:
         group.together(lambda: _require_config(config, group))
         group.agree("placement", config.placement)  # which repr(config) leaves out
         group.agree("ExchangeConfig", config)
-        self.plan = Plan(config, group.size)
+        self.plan = Plan(config, group.size, group.device.bulk)
         self.kernels = ExchangeKernels(group, self.plan)
         self.memory = ExchangeMemory(group, self.plan)
         try:

@@ -9,12 +9,15 @@ import numpy as np
 
 from nvep.config import ExchangeConfig
 from nvep.exchange.arguments import COUNTERS, STATUS, combine_arguments, common_arguments, dispatch_arguments
+from nvep.exchange.bulk import BulkPlan
 from nvep.protocols import PROTOCOLS
 from nvep.protocols.base import initial_records, record_regions
+from nvep.runtime.device import BulkCopies
 from nvep.runtime.source import KernelSource
 from nvep.symmetric.layout import Layout, Region
 from nvep.transports import TRANSPORTS
 
+_BULK = BulkCopies()
 ROUTE_BYTES = 8  # Route in nvep_kernels/transports/slots.cuh
 _PARTIAL_TYPES = {"bf16": "PartialBf16", "fp16": "PartialFp16", "fp32": "PartialFp32"}
 _KERNEL_ARGUMENTS = {
@@ -31,10 +34,11 @@ KERNEL_NAMES = tuple(_KERNEL_ARGUMENTS)
 
 @dataclass(frozen=True)
 class Plan:
-    """Memory and kernels of an exchange over ``num_ranks`` ranks."""
+    """Memory and kernels of an exchange over ``num_ranks`` ranks, on devices that copy in bulk or not."""
 
     config: ExchangeConfig
     num_ranks: int
+    bulk: BulkCopies | None = _BULK
 
     @property
     def heap(self) -> Layout:
@@ -98,7 +102,7 @@ using Transport = {transport.cpp_template(protocol)}<Partial>;
 
     def _sizes(self, protocol: str) -> str:
         config, payloads = self.config, range(len(self.config.payload_bytes))
-        constants = [
+        constants: list[tuple[str, str, object]] = [
             ("u32", "kRanks", self.num_ranks),
             ("u32", "kTopK", config.top_k),
             ("u32", "kMaxTokens", config.max_tokens),
@@ -111,6 +115,7 @@ using Transport = {transport.cpp_template(protocol)}<Partial>;
             ("u32", "kChunkBytes", config.chunk_bytes),
             ("bool", "kStrictPtx", str(config.strict_ptx).lower()),
         ]
+        constants += BulkPlan(config, self.bulk).constants()
         lines = [f"constexpr {kind} {name} = {value};" for kind, name, value in constants]
         lines.append(_lookup("u32", "payload_bytes", list(config.payload_bytes)))
         regions = PROTOCOLS[protocol].arrivals

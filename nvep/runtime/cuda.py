@@ -18,7 +18,7 @@ from nvep.errors import ArgumentError, DeviceError, ShapeError
 from nvep.runtime.cuda_calls import check, core_call, count_devices
 from nvep.runtime.cuda_memory import CudaHostMemory, CudaMemory, StagingRing
 from nvep.runtime.cuda_stream import CudaGraph, CudaStream, stream_handle
-from nvep.runtime.device import Device, Graph, Kernel, LaunchShape, Stream
+from nvep.runtime.device import BulkCopies, Device, Graph, Kernel, LaunchShape, Stream
 from nvep.runtime.jit import Cubin, architecture_for, check_architecture, compile_kernel
 from nvep.runtime.source import KernelSource
 
@@ -122,6 +122,7 @@ class CudaDevice(Device):
         self.name = f"{core.name} (GPU {ordinal}, {self.arch})"
         self.multiprocessors = int(core.properties.multiprocessor_count)
         self._shared_bytes = int(core.properties.max_shared_memory_per_block_optin)
+        self.bulk = BulkCopies() if core.compute_capability >= (9, 0) else None
         self.default_threads = 512
         # Eight ranks of a local group can then wait at once, two blocks of 64 registers a thread to a multiprocessor.
         self.default_blocks = max(1, self.multiprocessors // 4)

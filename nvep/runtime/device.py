@@ -24,6 +24,23 @@ class LaunchShape:
     shared_bytes: int = 0
 
 
+@dataclass(frozen=True)
+class BulkCopies:
+    """How kernels use bulk copies (TMA) on a device that has them.
+
+    Attributes
+    ----------
+    send_bytes, pull_bytes : int
+        Largest piece of a row that one copy sends, and pulls; multiples of 16.
+    ring_bytes : int
+        Shared memory of a block for pieces on their way.
+    """
+
+    send_bytes: int = 8192
+    pull_bytes: int = 2048
+    ring_bytes: int = 96 << 10
+
+
 class Memory(ABC):
     """Device memory owned by nvep; usable until ``free()`` (idempotent), which nobody calls implicitly."""
 
@@ -106,6 +123,8 @@ class Device(ABC):
         Processors that run blocks independently of one another.
     default_threads, default_blocks : int
         Launch shape of exchange kernels where the configuration leaves it open.
+    bulk : BulkCopies or None
+        None where it has no bulk copies.
     """
 
     kind: str
@@ -114,6 +133,7 @@ class Device(ABC):
     multiprocessors: int
     default_threads: int
     default_blocks: int
+    bulk: BulkCopies | None
 
     @property
     def emulated(self) -> bool:

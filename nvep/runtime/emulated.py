@@ -13,7 +13,7 @@ import numpy as np
 
 from nvep.config import Settings
 from nvep.errors import ArgumentError, DeviceError, ShapeError
-from nvep.runtime.device import Device, Graph, HostMemory, Kernel, LaunchShape, Stream
+from nvep.runtime.device import BulkCopies, Device, Graph, HostMemory, Kernel, LaunchShape, Stream
 from nvep.runtime.emulated_launch import MAX_SHARED_BYTES, MAX_THREADS, EmulatedKernel, Emulator, window
 from nvep.runtime.emulated_stream import EmulatedGraph, EmulatedStream, stream_of_handle
 from nvep.runtime.host_jit import HostJit
@@ -61,6 +61,7 @@ class EmulatedDevice(Device):
     multiprocessors = 1
     default_threads = 128
     default_blocks = 4
+    bulk: BulkCopies | None = BulkCopies(512, 256, 8 << 10)  # small, so that rows are cut and rings go round
 
     def __init__(self, settings: Settings | None = None, *, jit: HostJit | None = None, seed: int = 0) -> None:
         self.name = f"emulated on {platform.machine()}"

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from nvep.errors import ArgumentError, DeviceError, ShapeError
-from nvep.runtime.device import Device, Event, Graph, Kernel, LaunchShape, Stream
+from nvep.runtime.device import BulkCopies, Device, Event, Graph, Kernel, LaunchShape, Stream
 from nvep.runtime.emulated import EmulatedMemory
 from nvep.runtime.simulated_library import (
     ANY,
@@ -293,6 +293,7 @@ class SimulatedDevice(Device):
     kind = "emulated"
     ordinal = 0
     multiprocessors = 1
+    bulk = BulkCopies(32, 32, 384)
 
     def __init__(self, simulation: Simulation, rank: int, *, shape: LaunchShape = _SHAPE) -> None:
         self.name = f"simulated on {platform.machine()}"

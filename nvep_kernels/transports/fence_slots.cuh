@@ -1,0 +1,165 @@
+// Fence's slots: compact and in token order, so the same routing always gives the same rows. A block counts the rows of
+// all tokens before its own, then gives out slots tile by tile.
+#pragma once
+#include "transports/slots.cuh"
+
+namespace nvep {
+
+// Tokens assigned together, one per lane; two tiles fit in shared memory.
+constexpr u32 kTileTokens = 8 * config::kMaxTargets + 4 * config::kTopK > 512 ? 16 : 32;
+constexpr i32 kMoreTargets = 1 << 30;  // in the slot of a kept route: the token has a further target
+
+struct SlotTile {
+  Route routes[kTileTokens][config::kMaxTargets];
+  TokenIds ids[kTileTokens];
+};
+
+// Ids as they were given; one that fits no i32 becomes one that no expert has.
+template <class Arguments>
+__device__ inline TokenIds given_ids(const Arguments& a, u32 token) {
+  TokenIds ids;
+  const u64 row = a.expert_ids + static_cast<u64>(token) * config::kTopK * (a.ids_are_64_bit ? 8 : 4);
+  bool units = a.expert_ids % 16 == 0;
+  if (a.ids_are_64_bit) {
+    auto narrow = [](u64 id) {
+      return id == static_cast<u64>(static_cast<i64>(static_cast<i32>(id))) ? static_cast<i32>(id)
+                                                                            : config::kNumExperts;
+    };
+    if (units && config::kTopK % 2 == 0) {
+#pragma unroll
+      for (u32 i = 0; i < config::kTopK / 2; ++i) {
+        u64x2 pair = reinterpret_cast<const u64x2*>(row)[i];
+        ids.id[2 * i] = narrow(pair.a);
+        ids.id[2 * i + 1] = narrow(pair.b);
+      }
+    } else {
+#pragma unroll
+      for (u32 k = 0; k < config::kTopK; ++k) ids.id[k] = narrow(reinterpret_cast<const u64*>(row)[k]);
+    }
+  } else if (units && config::kTopK % 4 == 0) {
+#pragma unroll
+    for (u32 i = 0; i < config::kTopK / 4; ++i) {
+      uint4 four = reinterpret_cast<const uint4*>(row)[i];
+      ids.id[4 * i] = static_cast<i32>(four.x);
+      ids.id[4 * i + 1] = static_cast<i32>(four.y);
+      ids.id[4 * i + 2] = static_cast<i32>(four.z);
+      ids.id[4 * i + 3] = static_cast<i32>(four.w);
+    }
+  } else {
+#pragma unroll
+    for (u32 k = 0; k < config::kTopK; ++k) ids.id[k] = reinterpret_cast<const i32*>(row)[k];
+  }
+  return ids;
+}
+
+__device__ inline bool is_expert(i32 id) {
+  return static_cast<u32>(id) < static_cast<u32>(config::kNumExperts);
+}
+
+// Distinct ranks that own experts among ids as they were given, masked or not.
+__device__ inline RankSet given_targets(const TokenIds& given, const i32* expert_ranks) {
+  RankSet set = {};
+#pragma unroll
+  for (u32 k = 0; k < config::kTopK; ++k) {
+    if (is_expert(given.id[k])) set.add(config::expert_rank(given.id[k], expert_ranks));
+  }
+  return set;
+}
+
+// Replaces ids that are out of range or repeated. Returns how many were neither valid nor -1.
+__device__ inline u32 clean(TokenIds& ids) {
+  u32 bad = 0;
+  const TokenIds given = ids;
+#pragma unroll
+  for (u32 k = 0; k < config::kTopK; ++k) {
+    i32 id = given.id[k];
+    bool valid = is_expert(id), repeated = false;
+#pragma unroll
+    for (u32 before = 0; before < k; ++before) repeated |= given.id[before] == id;
+    bad += valid ? repeated : id != -1 && id != config::kInvalidExpert;
+    ids.id[k] = valid && !repeated ? id : config::kInvalidExpert;
+  }
+  return bad;
+}
+
+// Rows that tokens [0, end) send to each target. All threads call this, and find `count` complete after it.
+template <class Arguments>
+__device__ inline void count_before(const Arguments& a, u32 end, const RankSet& active, u32 (&count)[config::kRanks]) {
+  constexpr u32 batch = config::kTopK <= 8 ? 4 : 1;  // tokens whose loads are under way together
+  constexpr u32 words = (config::kRanks + 31) / 32;
+  const u32 lane = threadIdx.x % 32;
+  for (u32 r = threadIdx.x; r < config::kRanks; r += blockDim.x) count[r] = 0;
+  __syncthreads();
+  u32 mine[words] = {};  // of ranks lane, lane + 32, ...
+  for (u32 first = 0; first < end; first += batch * blockDim.x) {
+    RankSet sets[batch];
+#pragma unroll
+    for (u32 b = 0; b < batch; ++b) {
+      u32 token = first + b * blockDim.x + threadIdx.x;
+      sets[b] = {};
+      if (token < end) sets[b] = given_targets(given_ids(a, token), a.expert_ranks);
+    }
+#pragma unroll
+    for (u32 w = 0; w < words; ++w) {
+#pragma unroll 8
+      for (u32 bit = 0; bit < min(32u, config::kRanks - 32 * w); ++bit) {
+        u32 senders = 0;
+#pragma unroll
+        for (u32 b = 0; b < batch; ++b)
+          senders += static_cast<u32>(__popc(__ballot_sync(kWarp, sets[b].has(32 * w + bit))));
+        if (lane == bit) mine[w] += senders;
+      }
+    }
+  }
+#pragma unroll
+  for (u32 w = 0; w < words; ++w) {
+    u32 r = 32 * w + lane;
+    if (r < config::kRanks && mine[w] != 0 && active.has(r)) atomicAdd(&count[r], mine[w]);
+  }
+  __syncthreads();
+}
+
+// One warp assigns the slots of up to 32 tokens from `first`, advances the counts and keeps the routes for C.recv.
+template <class Arguments>
+__device__ inline void assign_tile(const Arguments& a, const Step& step, u32 first, u32 tokens,
+                                   u32 (&count)[config::kRanks], SlotTile& tile) {
+  constexpr u32 words = (config::kRanks + 31) / 32;
+  const u32 lane = threadIdx.x % 32;
+  RankSet set = {};
+  u32 bad = 0, next = 0;
+  bool dropped = false;
+  if (lane < tokens) {
+    TokenIds ids = given_ids(a, first + lane);
+    set = given_targets(ids, a.expert_ranks);
+    bad = clean(ids);
+    tile.ids[lane] = ids;
+  }
+#pragma unroll
+  for (u32 w = 0; w < words; ++w) {
+    u32 rows = 32 * w + lane < config::kRanks ? count[32 * w + lane] : 0;
+#pragma unroll 8
+    for (u32 bit = 0; bit < min(32u, config::kRanks - 32 * w); ++bit) {
+      u32 target = 32 * w + bit;
+      bool wanted = set.has(target), sent = wanted && step.active.has(target);
+      dropped |= wanted && !sent;
+      u32 senders = __ballot_sync(kWarp, sent), before = __shfl_sync(kWarp, rows, static_cast<int>(bit));
+      if (sent) {
+        u32 slot = before + static_cast<u32>(__popc(senders & ((1u << lane) - 1)));
+        tile.routes[lane][next++] = {static_cast<i32>(target), static_cast<i32>(slot)};
+      }
+      if (lane == bit) rows += static_cast<u32>(__popc(senders));
+    }
+    if (32 * w + lane < config::kRanks) count[32 * w + lane] = rows;
+  }
+  if (bad) fetch_add_relaxed_device(&step.counters()->invalid_ids, bad);
+  if (dropped) fetch_add_relaxed_device(&step.counters()->dropped_tokens, 1u);
+  if (lane >= tokens) return;
+  Route* kept = step.local_region<Route>(local::kRoutesOffset) + static_cast<u64>(first + lane) * config::kMaxTargets;
+  for (u32 j = 0; j < config::kMaxTargets; ++j) {
+    if (j >= next) tile.routes[lane][j] = {-1, -1};
+    kept[j] = tile.routes[lane][j];
+    if (j + 1 < next) kept[j].slot |= kMoreTargets;
+  }
+}
+
+}  // namespace nvep
