@@ -21,6 +21,7 @@ COMMANDS = {
     "demo": ("nvep.cli.demo", "generate text with a mixture-of-experts model over several ranks and check it"),
     "replay": ("nvep.cli.replay", "send a recorded router log through an exchange and check every row"),
     "info": ("nvep.cli.info", "show devices, links, MPI, compilers, versions, and the heap of a configuration"),
+    "bench": ("nvep.cli.bench", "time dispatch and combine over many cases, beside the floors of this machine"),
     "tune": ("nvep.cli.tune", "measure up to which size Sentinel is the faster protocol on this machine"),
     "simulate": ("nvep.cli.simulate", "run exchanges under a weak memory model from seeds, or find planted bugs"),
     "decode-ring": ("nvep.cli.decode_ring", "print send queues and descriptor rings, from a file or a running process"),

@@ -12,6 +12,7 @@ from pathlib import Path
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("cli",),
     ("testing",),
+    ("bench",),
     ("moe",),
     ("exchange",),
     ("reference",),
