@@ -33,6 +33,7 @@ ARGUMENTS = ArgumentStruct(
 )
 RELAXED, STRONG, FENCE, DEVICE_FENCE = range(4)  # Writer and Reader of litmus.cuh
 SEEDS = 400
+BULK = 5
 Outcome = tuple[int, ...]
 
 
@@ -87,6 +88,7 @@ def run(test: Litmus, seed: int) -> Outcome:
     memory = np.zeros(1024 + 64, dtype=np.uint8)
     words = memory[-memory.ctypes.data % 64 :][:1024].view(np.uint64)
     words[0] = test.x
+    words[48:50] = BULK  # where bulk copies come from
     base = words.ctypes.data
     options = SimulationOptions(streams=8, blocks=2, axiom=test.axiom, chance=Chance(preempt=384), budget=1_000_000)
     simulation = Simulation(library(), seed, options)
@@ -309,3 +311,47 @@ def test_the_axiom_of_completed_grids(axiom: bool) -> None:
 def test_a_seed_replays_exactly() -> None:
     test = apart("ordering", (2, 3, 4, 5), (0, 1, 2, 3))
     assert [run(test, seed) for seed in range(40)] == [run(test, seed) for seed in range(40)]
+
+
+def bulk_test(*roles: int, how: int, watched: tuple[int | str, ...] = (0,), orders: int = STRONG) -> Litmus:
+    shape = LaunchShape(1, 1, shared_bytes=64)
+    parts = tuple(Part(role, rank, shape=shape) for rank, role in enumerate(roles))
+    return Litmus("bulk", parts, watched, orders, orders, how=how)
+
+
+@pytest.mark.parametrize("orders", [STRONG, FENCE])
+def test_a_bulk_store_is_there_once_it_was_waited_for(orders: int) -> None:
+    """Writes of a bulk copy are made visible to the thread that waits for its group; without `.read`."""
+    assert outcomes(bulk_test(0, 1, how=1, orders=orders), 60) == {(BULK,)}
+    for too_early in (0, 2):
+        found = list(failures(bulk_test(0, 1, how=too_early, orders=orders)))
+        assert all("data race" in text and "meets rank 0 block 0 a bulk copy" in text for text in found), found
+
+
+@pytest.mark.parametrize("roles", [(2, 3), (4,)])
+def test_a_bulk_load_needs_a_proxy_fence(roles: tuple[int, ...]) -> None:
+    """Neither an acquire nor program order brings ordinary accesses to the async proxy."""
+    assert outcomes(bulk_test(*roles, how=1), 60) == {(7,)}
+    found = list(failures(bulk_test(*roles, how=0)))
+    assert all("data race" in text and "bulk.cu" in text for text in found), found
+
+
+def test_a_bulk_load_has_come_once_its_barrier_says_so() -> None:
+    assert outcomes(bulk_test(5, how=1), 60) == {(BULK,)}
+    assert outcomes(bulk_test(5, how=0), 60) == {(BULK,), (0xCDCDCDCDCDCDCDCD,)}
+
+
+def test_a_stage_is_free_once_its_store_has_read_it() -> None:
+    assert outcomes(bulk_test(6, how=1, watched=("x",)), 60) == {(BULK,)}
+    assert outcomes(bulk_test(6, how=0, watched=("x",)), 60) == {(BULK,), (0,)}
+
+
+def test_a_kernel_boundary_orders_bulk_copies() -> None:
+    """A later grid finds what a bulk copy stored, by ordinary loads and by bulk copies, without a fence."""
+    shape = LaunchShape(1, 1, shared_bytes=64)
+    test = Litmus("bulk", (Part(7, 0, shape=shape), Part(9, 0, shape=shape)), (0, 1))
+    assert outcomes(test, 60) == {(BULK, BULK)}
+
+
+def test_bulk_copies_move_whole_units() -> None:
+    assert all("not of whole 16-byte units at bulk.cu" in text for text in failures(bulk_test(8, how=0), 3))
