@@ -18,7 +18,7 @@ _WORDS = ENTRY_BYTES // 8
 
 
 @dataclass(frozen=True)
-class _Part:
+class RingPart:
     """A piece of one of the two allocations."""
 
     on_host: bool
@@ -30,8 +30,8 @@ class _Plan:
     def __init__(self) -> None:
         self.sizes = {True: 0, False: 0}
 
-    def place(self, nbytes: int, *, on_host: bool) -> _Part:
-        part = _Part(on_host, self.sizes[on_host], nbytes)
+    def place(self, nbytes: int, *, on_host: bool) -> RingPart:
+        part = RingPart(on_host, self.sizes[on_host], nbytes)
         self.sizes[on_host] += -(-nbytes // _ALIGNMENT) * _ALIGNMENT
         return part
 
@@ -40,14 +40,14 @@ class _Plan:
 class RingParts:
     """Where the pieces of one ring are; None for what its kind has not."""
 
-    entries: _Part
-    state: _Part
-    completions: _Part | None = None
-    consumer: _Part | None = None
-    doorbell: _Part | None = None
-    record: _Part | None = None
-    ready: _Part | None = None
-    counters: _Part | None = None
+    entries: RingPart
+    state: RingPart
+    completions: RingPart | None = None
+    consumer: RingPart | None = None
+    doorbell: RingPart | None = None
+    record: RingPart | None = None
+    ready: RingPart | None = None
+    counters: RingPart | None = None
 
 
 def _plan_ring(plan: _Plan, spec: RingSpec, placement: str) -> RingParts:
@@ -106,13 +106,13 @@ class RingMemory:
         """Number of ring ``index``, unique among all ranks."""
         return self.rank << 12 | index
 
-    def address(self, part: _Part | None) -> int:
+    def address(self, part: RingPart | None) -> int:
         """For kernels; 0 for None."""
         if part is None:
             return 0
         return (self._host if part.on_host else self._local).address + part.offset
 
-    def host_address(self, part: _Part | None) -> int:
+    def host_address(self, part: RingPart | None) -> int:
         """For host threads, of a part that is the host's."""
         assert part is not None
         assert part.on_host
@@ -159,20 +159,24 @@ class RingMemory:
                 )
             )
             if parts.completions is not None:
-                self._store(parts.completions, CQE.encode(opcode=np.full(spec.depth, 0xF)))
+                self.store(parts.completions, CQE.encode(opcode=np.full(spec.depth, 0xF)))
         self._device.copy_in(self.table, np.frombuffer(bytes(table), dtype=np.uint8), stream)
         stream.synchronize()
 
-    def _store(self, part: _Part, words: np.ndarray) -> None:
+    def store(self, part: RingPart | None, words: np.ndarray, offset: int = 0) -> None:
+        """Write words from byte ``offset`` of a part on, and wait for it."""
+        assert part is not None
+        flat = np.ascontiguousarray(words, dtype=np.uint64).reshape(-1)
         if part.on_host:
-            self._words(part)[:] = words.reshape(-1)
+            self._words(part)[offset // 8 : offset // 8 + flat.size] = flat
         else:
-            self._device.copy_in(self.address(part), words, self._device.default_stream)
+            self._device.copy_in(self.address(part) + offset, flat, self._reader)
+            self._reader.synchronize()
 
-    def _words(self, part: _Part) -> np.ndarray:
+    def _words(self, part: RingPart) -> np.ndarray:
         return self._bytes[part.offset : part.offset + part.nbytes].view(np.uint64)
 
-    def read(self, part: _Part | None) -> np.ndarray:
+    def read(self, part: RingPart | None) -> np.ndarray:
         """Words of a part, copied; none for None. Waits for nothing but the copy."""
         if part is None:
             return np.empty(0, np.uint64)

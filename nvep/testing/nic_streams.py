@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from nvep.group import RankGroup, run_local
-from nvep.nic import NicStatistics, RingSpec
+from nvep.nic import Nic, NicStatistics, RingSpec
 from nvep.nic.layouts import ring_prelude
 from nvep.nic.soft import SoftNic, SoftNicModel
 from nvep.runtime.arguments import ArgumentStruct, Field
@@ -28,7 +29,8 @@ STREAM_ARGUMENTS = ArgumentStruct(
         Field("rank", "u32"),
     ],
 )
-_HANDLES = {"Data": 0, "Staging": 1, "Signals": 2}
+Start = Callable[[SoftNic], Callable[[], None] | None]
+HANDLES = {"Data": 0, "Staging": 1, "Signals": 2}
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,7 @@ class StreamCase:
         integers = {
             "kRanks": self.ranks, "kWarps": self.warps, "kMessages": self.messages, "kSlotBytes": self.slot_bytes,
             "kUnit": self.unit, "kStaged": self.staged, "kQueues": self.queues, "kTargets": self.targets,
-            "kSeed": self.seed, **{f"k{name}Handle": handle for name, handle in _HANDLES.items()},
+            "kSeed": self.seed, **{f"k{name}Handle": handle for name, handle in HANDLES.items()},
         }  # fmt: skip
         lines = [f"constexpr u32 {name} = {value};" for name, value in integers.items()]
         switches = {"kAdd": self.add, "kInline": self.inline, "kByWarp": self.by_warp}
@@ -125,19 +127,28 @@ class StreamResult:
     error: Exception | None
 
 
-def run_streams(case: StreamCase, *, device: str, executed: bool = True) -> list[StreamResult]:
-    """Run on a local group; ``executed=False`` leaves the rings to nobody."""
-    run = run_local(lambda group: _Streams(group, case).run(executed), case.ranks, device=device)
-    return list(run)
+def run_streams(case: StreamCase, *, device: str, start: Start = SoftNic.wake) -> list[StreamResult]:
+    """Run on a local group; ``start`` is how each rank has its rings executed, and may return what ends that."""
+    return list(run_local(lambda group: _Streams(group, case).run(start), case.ranks, device=device))
 
 
-def assert_streams(case: StreamCase, *, device: str) -> list[StreamResult]:
+def assert_streams(case: StreamCase, *, device: str, start: Start = SoftNic.wake) -> list[StreamResult]:
     """Run, and fail unless every byte arrived, behind no signal of its own."""
-    results = run_streams(case, device=device)
+    results = run_streams(case, device=device, start=start)
     for rank, result in enumerate(results):
         assert result.error is None, f"rank {rank}: {result.error}"
         assert (result.wrong, result.senders_gave_up, result.receivers_gave_up) == (0, 0, 0), f"rank {rank}: {result}"
     return results
+
+
+def open_rings(group: RankGroup, heap: SymmetricHeap, nic: Nic, specs: Sequence[RingSpec]) -> int:
+    """Register the regions of a `StreamCase.layout` and create rings: what `Nic.create_rings` returns."""
+    for name in HANDLES:
+        offset = heap.layout.offset(name)
+        bases = [base + offset for base in heap.peer_bases]
+        nic.register(bases, heap.layout.region(name).nbytes, ordered=name == "Signals")
+    sink = heap.layout.region("Signals").nbytes // 8 - 1
+    return nic.create_rings(specs, signals=HANDLES["Signals"], sink=sink)
 
 
 class _Streams:
@@ -147,19 +158,16 @@ class _Streams:
         self.group = group
         self.case = case
 
-    def run(self, executed: bool) -> StreamResult:
+    def run(self, start: Start) -> StreamResult:
         group, case = self.group, self.case
         with SymmetricHeap(group, case.layout()) as heap, SoftNic(group, case.model) as nic:
-            for name in _HANDLES:
-                offset = heap.layout.offset(name)
-                bases = [base + offset for base in heap.peer_bases]
-                nic.register(bases, heap.layout.region(name).nbytes, ordered=name == "Signals")
-            rings = nic.create_rings(case.specs(), signals=_HANDLES["Signals"], sink=case.ranks * case.warps)
+            rings = open_rings(group, heap, nic, case.specs())
             kernels = group.device.load_all(case.kernels())
             group.barrier()
-            if executed:
-                nic.wake()
+            finish = start(nic)
             result = self._stream(heap, nic, kernels, rings)
+            if finish is not None:
+                finish()
             group.barrier()  # nobody closes while others still send to it
         return result
 
@@ -168,7 +176,7 @@ class _Streams:
         errors = device.allocate(16)
         arguments = STREAM_ARGUMENTS.new(
             rings=rings,
-            **{name.lower(): heap.address(name) for name in _HANDLES},
+            **{name.lower(): heap.address(name) for name in HANDLES},
             errors=errors.address,
             deadline=round(case.deadline_s * 1e9),
             rank=self.group.rank,

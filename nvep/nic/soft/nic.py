@@ -155,9 +155,10 @@ class SoftNic(Nic):
         """Word, in memory the host reads, that is not 0 once an entry of this rank failed."""
         return self._open_memory().alarm_address
 
-    def ring_number(self, index: int) -> int:
-        """Number of ring ``index`` of this rank, as errors and dumps show it."""
-        return self._open_memory().number(index)
+    @property
+    def rings(self) -> RingMemory:
+        """Memory of this rank's rings."""
+        return self._open_memory()
 
     def _open_memory(self) -> RingMemory:
         if self._memory is None or self._closed:
