@@ -8,6 +8,7 @@ from nvep.formats import FORMATS
 from nvep.formats.quantise import dequantise_source, quantise_source
 from nvep.moe.grouped_gemm import ExpertShape
 from nvep.moe.grouped_gemm.plain import plain_kernels
+from nvep.moe.routing import ROUTINGS, route_source
 from nvep.moe.synthetic import scale_experts_source
 from nvep.nic.soft.engine import soft_nic_source
 from nvep.runtime.source import KernelSource
@@ -59,7 +60,16 @@ def kernel_catalog() -> list[tuple[str, KernelSource]]:
         shape = ExpertShape(ranks * config.max_tokens, top_k, config.elements, 2048, partial_format)
         others = {**plain_kernels(shape), "scale_experts": scale_experts_source(config, ranks)}
         entries += [(f"{name} {label}", source) for name, source in others.items()]
-    return [*entries, *_format_entries(), ("soft_nic", soft_nic_source())]
+    return [*entries, *_format_entries(), *_routing_entries(), ("soft_nic", soft_nic_source())]
+
+
+def _routing_entries() -> list[tuple[str, KernelSource]]:
+    """The routing functions of models, from both element types of logits, with replicas and without."""
+    return [
+        (f"route {name} {logits} replicas={replicas}", route_source(routing, logits, replicas=replicas))
+        for name, routing in ROUTINGS.items()
+        for logits, replicas in (("fp32", False), ("bf16", True))
+    ]
 
 
 def _format_entries() -> list[tuple[str, KernelSource]]:

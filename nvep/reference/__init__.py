@@ -3,7 +3,7 @@
 from nvep.reference.exchange import RankTokens, ReferenceArrivals, combine, combine_at, dispatch, dispatch_to
 from nvep.reference.experts import ExpertMatrices, expert_scale, moe_experts, scale_experts
 from nvep.reference.moe import moe_layer
-from nvep.reference.routing import counts, distinct_targets, slots, softmax_top_k
+from nvep.reference.routing import counts, distinct_targets, route, slots
 
 __all__ = [
     "ExpertMatrices",
@@ -18,7 +18,7 @@ __all__ = [
     "expert_scale",
     "moe_experts",
     "moe_layer",
+    "route",
     "scale_experts",
     "slots",
-    "softmax_top_k",
 ]

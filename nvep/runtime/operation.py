@@ -14,8 +14,7 @@ from nvep.inputs import InputSpec, InputView, as_input
 from nvep.runtime.device import Device, Event, LaunchShape, Memory, Stream
 
 _COUNT = InputSpec("num_tokens", (np.dtype(np.int32), np.dtype(np.uint32)), (1,))
-_BLOCKS_EACH = 8  # blocks of 256 threads on a multiprocessor: enough to hide the latency of memory
-_THREADS = 256
+_THREADS_EACH = 2048  # threads that a multiprocessor holds
 _CLOSED = "the object that owned this array is closed"
 
 
@@ -55,12 +54,12 @@ class DeviceOperation:
         nbytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
         return DeviceArray(self._own(nbytes).address, shape, dtype, owner=self._owner)
 
-    def _shape(self, threads: int) -> LaunchShape:
-        """A launch of about ``threads`` threads, in blocks of whole warps."""
+    def _shape(self, threads: int, *, block: int = 256) -> LaunchShape:
+        """A launch of about ``threads`` threads in blocks of ``block``, no more than the device runs at once."""
         if self.device.emulated:
             return LaunchShape(self.device.default_blocks, self.device.default_threads)
-        blocks = min(self.device.multiprocessors * _BLOCKS_EACH, -(-threads // _THREADS))
-        return LaunchShape(max(1, blocks), _THREADS)
+        most = self.device.multiprocessors * (_THREADS_EACH // block)
+        return LaunchShape(max(1, min(most, -(-threads // block))), block)
 
     def _input(self, array: Any, spec: InputSpec, stream: Stream) -> InputView:
         view = as_input(array, spec, device=self.device, stream=stream)

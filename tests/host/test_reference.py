@@ -29,26 +29,6 @@ def random_step(rng: np.random.Generator, tokens: int, config: ExchangeConfig) -
 # --- routing ----------------------------------------------------------------------------------------------------------
 
 
-def test_softmax_top_k_orders_by_probability_and_breaks_ties_by_id() -> None:
-    ids, weights = ref.softmax_top_k([[0.0, 1.0, 1.0, -5.0], [2.0, 2.0, 2.0, 2.0]], 3)
-    assert ids.tolist() == [[1, 2, 0], [0, 1, 2]]
-    assert ids.dtype == np.int32
-    assert weights.dtype == np.float32
-    expected = np.exp([1.0, 1.0, 0.0]) / np.exp([0.0, 1.0, 1.0, -5.0]).sum()
-    np.testing.assert_allclose(weights, [expected, [0.25] * 3], rtol=1e-6)
-
-
-def test_softmax_top_k_renormalises_and_survives_large_logits() -> None:
-    ids, weights = ref.softmax_top_k([[1e4, -1e4, 1e4 - 1.0]], 2, renormalise=True)
-    assert ids.tolist() == [[0, 2]]
-    np.testing.assert_allclose(weights, [[1 / (1 + np.exp(-1.0)), 1 / (1 + np.exp(1.0))]], rtol=1e-6)
-
-
-def test_softmax_top_k_of_no_tokens() -> None:
-    ids, weights = ref.softmax_top_k(np.zeros((0, 5)), 2)
-    assert ids.shape == weights.shape == (0, 2)
-
-
 def test_distinct_targets_ignores_invalid_ids() -> None:
     expert_ranks = np.array([2, 0, 2, 1], dtype=np.int32)
     assert ref.distinct_targets([0, 2, 3, 1], expert_ranks) == [0, 1, 2]
