@@ -87,6 +87,19 @@ unsigned long long voted(const Warp& warp, const Fiber* fiber, unsigned group) {
   }
 }
 
+unsigned long long reduced(const Warp& warp, Collective kind, unsigned group) {
+  unsigned long long result = 0;
+  for (unsigned rest = group; rest; rest &= rest - 1) {
+    const unsigned long long value = warp.lane[__builtin_ctz(rest)]->value;
+    if (kind == Collective::kReduceOr) {
+      result |= value;
+    } else if (value > result) {
+      result = value;
+    }
+  }
+  return result;
+}
+
 unsigned long long warp_result(const Warp& warp, const Fiber* fiber, unsigned group) {
   switch (fiber->waits_in) {
     case Collective::kWarpSync:
@@ -96,6 +109,9 @@ unsigned long long warp_result(const Warp& warp, const Fiber* fiber, unsigned gr
     case Collective::kAll:
     case Collective::kMatchAny:
       return voted(warp, fiber, group);
+    case Collective::kReduceOr:
+    case Collective::kReduceMax:
+      return reduced(warp, fiber->waits_in, group);
     default:
       return shuffled(warp, fiber, group);
   }
@@ -116,7 +132,8 @@ unsigned complete_group(const Warp& warp, const Fiber* member) {
 void finish_group(Warp& warp, unsigned group, const Fiber* running) {
   Fiber* leader = warp.lane[__builtin_ctz(group)];
   const bool uniform = leader->waits_in == Collective::kBallot || leader->waits_in == Collective::kAny ||
-                       leader->waits_in == Collective::kAll || leader->waits_in == Collective::kWarpSync;
+                       leader->waits_in == Collective::kAll || leader->waits_in == Collective::kWarpSync ||
+                       leader->waits_in == Collective::kReduceOr || leader->waits_in == Collective::kReduceMax;
   const unsigned long long common = uniform ? warp_result(warp, leader, group) : 0;
   for (unsigned rest = group; rest; rest &= rest - 1) {
     Fiber* fiber = warp.lane[__builtin_ctz(rest)];

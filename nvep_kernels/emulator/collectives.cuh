@@ -65,6 +65,12 @@ inline unsigned __match_any_sync(unsigned mask, T value, NVEP_SITE) {
   __builtin_memcpy(&bits, &value, sizeof(T));
   return nvep::emulated::vote(NVEP_KIND(kMatchAny), mask, bits, file, line);
 }
+inline unsigned __reduce_or_sync(unsigned mask, unsigned value, NVEP_SITE) {
+  return nvep::emulated::vote(NVEP_KIND(kReduceOr), mask, value, file, line);
+}
+inline unsigned __reduce_max_sync(unsigned mask, unsigned value, NVEP_SITE) {
+  return nvep::emulated::vote(NVEP_KIND(kReduceMax), mask, value, file, line);
+}
 
 template <class T>
 inline T __shfl_sync(unsigned mask, T value, int lane, int width = 32, NVEP_SITE) {

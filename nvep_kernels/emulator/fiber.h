@@ -49,6 +49,8 @@ enum class Collective : int {
   kAny,
   kAll,
   kMatchAny,
+  kReduceOr,
+  kReduceMax,
 };
 
 struct Fiber;

@@ -96,6 +96,10 @@ const char* collective_name(Collective kind) {
       return "__all_sync";
     case Collective::kMatchAny:
       return "__match_any_sync";
+    case Collective::kReduceOr:
+      return "__reduce_or_sync";
+    case Collective::kReduceMax:
+      return "__reduce_max_sync";
   }
   return "?";
 }

@@ -8,8 +8,9 @@ extern "C" __global__ void __launch_bounds__(kMaxThreads) combine(const __grid_c
   grid_dependency_wait();
   grid_dependency_launch();
   NVEP_SHARED(Transport::Shared, shared);
+  auto ahead = Transport::combine_ahead(arguments, true);
   Step step = open_phase(arguments, kPhaseCombine);
   step.joined = true;
-  Transport::combine_send(arguments, step, shared);
+  Transport::combine_send(arguments, step, ahead, shared);
   Transport::combine_recv(arguments, step, shared);
 }

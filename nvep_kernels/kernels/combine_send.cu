@@ -9,6 +9,7 @@ extern "C" __global__ void __launch_bounds__(kMaxThreads)
   grid_dependency_wait();
   grid_dependency_launch();
   NVEP_SHARED(Transport::Shared, shared);
+  auto ahead = Transport::combine_ahead(arguments, false);
   Step step = open_phase(arguments, kPhaseCombine);
-  Transport::combine_send(arguments, step, shared);
+  Transport::combine_send(arguments, step, ahead, shared);
 }

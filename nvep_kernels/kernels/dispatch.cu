@@ -9,7 +9,8 @@ extern "C" __global__ void __launch_bounds__(kMaxThreads)
   grid_dependency_wait();
   grid_dependency_launch();
   NVEP_SHARED(Transport::Shared, shared);
+  auto ahead = Transport::dispatch_ahead(arguments);
   Step step = open_dispatch(arguments);
-  Transport::dispatch_send(arguments, step, shared);
+  Transport::dispatch_send(arguments, step, ahead, shared);
   Transport::dispatch_recv(step, shared);
 }

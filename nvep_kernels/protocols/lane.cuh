@@ -15,21 +15,21 @@ enum StatusCode : u32 { kStatusExpired = 1, kStatusPoisoned = 2, kStatusProtocol
 
 constexpr u32 kWarp = 0xffffffffu;
 constexpr u32 kMaxThreads = 512;  // of a block
-constexpr u32 kMaskWords = (config::kRanks + 63) / 64;
+constexpr u32 kMaskWords = (config::kRanks + 31) / 32;
 
 // Ranks as bits. No index depends on a rank, which would send the words to memory.
 struct RankSet {
-  u64 bits[kMaskWords];
+  u32 bits[kMaskWords];
 
   __device__ bool has(u32 rank) const {
-    u64 word = bits[0];
+    u32 word = bits[0];
 #pragma unroll
-    for (u32 w = 1; w < kMaskWords; ++w) word = rank / 64 == w ? bits[w] : word;
-    return (word >> (rank % 64)) & 1ull;
+    for (u32 w = 1; w < kMaskWords; ++w) word = rank / 32 == w ? bits[w] : word;
+    return (word >> (rank % 32)) & 1u;
   }
   __device__ void add(u32 rank) {
 #pragma unroll
-    for (u32 w = 0; w < kMaskWords; ++w) bits[w] |= kMaskWords == 1 || rank / 64 == w ? 1ull << (rank % 64) : 0ull;
+    for (u32 w = 0; w < kMaskWords; ++w) bits[w] |= kMaskWords == 1 || rank / 32 == w ? 1u << (rank % 32) : 0u;
   }
 
   // `visit(rank)` for every member, ascending.
@@ -37,9 +37,8 @@ struct RankSet {
   __device__ void for_each(Visit visit) const {
 #pragma unroll
     for (u32 w = 0; w < kMaskWords; ++w) {
-      for (u64 left = bits[w]; left != 0; left &= left - 1) {
-        visit(w * 64 + static_cast<u32>(__ffsll(static_cast<long long>(left))) - 1);
-      }
+      for (u32 left = bits[w]; left != 0; left &= left - 1)
+        visit(w * 32 + static_cast<u32>(__ffs(static_cast<int>(left))) - 1);
     }
   }
 
@@ -48,8 +47,8 @@ struct RankSet {
     u32 n = 0;
 #pragma unroll
     for (u32 w = 0; w < kMaskWords; ++w) {
-      u64 word = w < rank / 64 ? bits[w] : w == rank / 64 ? bits[w] & ((1ull << (rank % 64)) - 1) : 0ull;
-      n += static_cast<u32>(__popcll(word));
+      u32 word = w < rank / 32 ? bits[w] : w == rank / 32 ? bits[w] & ((1u << (rank % 32)) - 1) : 0u;
+      n += static_cast<u32>(__popc(word));
     }
     return n;
   }
@@ -90,8 +89,7 @@ __device__ inline RankSet unmasked(const u32* masked) {
 #pragma unroll
   for (u32 first = 0; first < config::kRanks; first += 32) {
     u32 r = first + threadIdx.x % 32;
-    u64 bits = __ballot_sync(kWarp, r < config::kRanks && masked[r] == 0);
-    set.bits[first / 64] |= bits << (first % 64);
+    set.bits[first / 32] = __ballot_sync(kWarp, r < config::kRanks && masked[r] == 0);
   }
   return set;
 }

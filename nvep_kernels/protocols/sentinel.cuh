@@ -29,7 +29,7 @@ struct Wire {
   static constexpr u32 kSlotBytes = kChunks * kPrefixBytes + kHeaderBytes + kBytes;
 
   __device__ static u64 chunk(u64 slot, u32 c) {
-    return slot + static_cast<u64>(c) * (kPrefixBytes + config::kChunkBytes) + (c == 0 ? 0 : kHeaderBytes);
+    return slot + c * (kPrefixBytes + config::kChunkBytes) + (c == 0 ? 0 : kHeaderBytes);
   }
   __device__ static u64* header(u64 slot) { return reinterpret_cast<u64*>(slot + kPrefixBytes); }
   __device__ static u64x2* body(u64 slot, u32 c) {
@@ -121,6 +121,7 @@ __device__ inline void rearm_chunk(u64* key_word, u64x2* body, u32 units, u32 wa
 struct Records {
   static constexpr u32 kLoads = (config::kRanks + 31) / 32;
   u64 word[kLoads];
+  u32 tokens[kLoads];  // slots to expect, once all have arrived
 
   // The whole warp waits for every peer that takes part; masked ones send nothing. `where(rank)` is the record's address.
   template <class Where>
@@ -151,6 +152,7 @@ struct Records {
     bool wrong = false;
 #pragma unroll
     for (u32 i = 0; i < kLoads; ++i) {
+      tokens[i] = min(record_count(word[i]), static_cast<u32>(config::kMaxTokens));
       if (record_protocol(word[i]) == Sentinel::kCode) continue;
       report_protocol(post_of(step), lane + 32 * i);
       wrong = true;
@@ -169,13 +171,33 @@ struct Records {
 
   // Slots to expect from a source; all lanes call this alike.
   __device__ u32 count(u32 source) const {
-    u32 result = 0;
+    u32 result = __shfl_sync(kWarp, tokens[0], static_cast<int>(source % 32));
 #pragma unroll
-    for (u32 i = 0; i < kLoads; ++i) {
-      u32 counted = __shfl_sync(kWarp, record_count(word[i]), static_cast<int>(source % 32));
-      if (source / 32 == i) result = min(counted, static_cast<u32>(config::kMaxTokens));
+    for (u32 i = 1; i < kLoads; ++i) {
+      u32 later = __shfl_sync(kWarp, tokens[i], static_cast<int>(source % 32));
+      result = source / 32 == i ? later : result;
     }
     return result;
+  }
+
+  __device__ u32 most() const {
+    u32 result = 0;
+#pragma unroll
+    for (u32 i = 0; i < kLoads; ++i) result = max(result, __reduce_max_sync(kWarp, tokens[i]));
+    return result;
+  }
+
+  __device__ void clear() {
+#pragma unroll
+    for (u32 i = 0; i < kLoads; ++i) tokens[i] = 0;
+  }
+
+  __device__ void keep_counts(i32* counts) const {
+#pragma unroll
+    for (u32 i = 0; i < kLoads; ++i) {
+      u32 r = threadIdx.x % 32 + 32 * i;
+      if (r < config::kRanks) counts[r] = static_cast<i32>(tokens[i]);
+    }
   }
 };
 

@@ -9,6 +9,9 @@ struct NvlinkShared {
   u32 count[config::kRanks];  // rows to expect, by source
 };
 
+// What a phase loads before it opens the step, where a protocol loads nothing.
+struct Nothing {};
+
 constexpr u32 kDispatchRecordBytes = 16;  // two words per source
 
 struct NvlinkStep {

@@ -11,66 +11,103 @@ struct NvlinkSentinel : NvlinkSentinelDispatch {
   using CombineWire = Wire<config::kPartialBytes, 0>;
 
   __device__ static u64 combine_slot(u64 lane, u32 token, u32 j) {
-    u64 slot = static_cast<u64>(token) * config::kMaxTargets + j;
-    return lane + heap::kCombineWireOffset + slot * CombineWire::kSlotBytes;
+    u32 slot = token * config::kMaxTargets + j;
+    return lane + heap::kCombineWireOffset + static_cast<u64>(slot) * CombineWire::kSlotBytes;
   }
 
   // --- C.send ---------------------------------------------------------------------------------------------------------
 
-  // In a joined launch C.recv takes this rank's own partial rows where they are.
-  template <class Arguments>
-  __device__ static void combine_send(const Arguments& a, const Step& step, const Shared&) {
-    if (!step.alive) return;
-    u32 most = most_tokens(step);
-    constexpr u32 token_work = config::kRanks * CombineWire::kChunks;
-    for (u32 work = warp_index(); work < most * token_work; work += warp_count()) {
-      u32 source = work % token_work / CombineWire::kChunks;
-      if (step.joined && source == step.rank) continue;
-      send_partial_chunk(a, step, source, work / token_work, work % CombineWire::kChunks);
-    }
+  // Chunks are numbered by token, then source, then place in the row. In a joined launch this rank is left out: C.recv
+  // takes its own partial rows where they are.
+  __device__ static Place combine_place(u32 rank, bool joined, u32 work) {
+    constexpr u32 others = config::kRanks > 1 ? config::kRanks - 1 : 1;
+    u32 token_work = (joined ? others : config::kRanks) * CombineWire::kChunks;
+    u32 source = work % token_work / CombineWire::kChunks;
+    return {work / token_work, source + (joined && source >= rank ? 1u : 0u), work % CombineWire::kChunks};
   }
 
-  // Of all sources. A row beyond its source's count has invalid ids.
-  __device__ static u32 most_tokens(const Step& step) {
-    const i32* counts = step.local_region<i32>(local::kCountsOffset);
-    i32 most = 0;
-#pragma unroll 8
-    for (u32 r = 0; r < config::kRanks; ++r) most = max(most, counts[r]);
-    return static_cast<u32>(most);
+  __device__ static u32 combine_work(bool joined, u32 tokens) {
+    return tokens * (joined ? config::kRanks - 1 : config::kRanks) * CombineWire::kChunks;
+  }
+
+  // A chunk of a partial row, loaded beside the ids that say whether a token is there.
+  struct PartialChunk {
+    LaneIds ids;
+    LaneUnits data;
+  };
+
+  // The first chunk of this warp, loaded while the step's own words are on their way.
+  template <class Arguments>
+  __device__ static PartialChunk combine_ahead(const Arguments& a, bool joined) {
+    PartialChunk chunk = {};
+    u32 work = warp_index();
+    if (work < combine_work(joined, config::kMaxTokens))
+      load_partial_chunk(a, combine_place(a.rank, joined, work), chunk);
+    return chunk;
   }
 
   template <class Arguments>
-  __device__ static void send_partial_chunk(const Arguments& a, const Step& step, u32 source, u32 token, u32 c) {
-    u32 row = source * config::kMaxTokens + token;
-    const i32* landed = reinterpret_cast<const i32*>(landing_ids(step)) + static_cast<u64>(row) * config::kTopK;
-    TokenIds ids;
+  __device__ static void load_partial_chunk(const Arguments& a, const Place& place, PartialChunk& chunk) {
+    u32 row = place.source * config::kMaxTokens + place.token;
+    const i32* landed =
+        reinterpret_cast<const i32*>(a.local + local::kLandingIdsOffset) + static_cast<u64>(row) * config::kTopK;
 #pragma unroll
-    for (u32 k = 0; k < config::kTopK; ++k) ids.id[k] = landed[k];
-    LaneUnits data;  // loaded beside the ids: where no token is, in vain
-    load_partial(a, row, c, data);
-    RankSet set = targets_of(ids, a.expert_ranks);
-    if (!set.has(step.rank)) return;  // no token here: its ids are all invalid
-    u32 units = CombineWire::units(c);
-    u64 key = choose_key(data, units);
-    u64 slot = combine_slot(step.lane_of(source), token, set.below(step.rank));
-    if (threadIdx.x % 32 == 0) store_relaxed_system(reinterpret_cast<u64*>(CombineWire::chunk(slot, c)), key);
-    send_units(CombineWire::body(slot, c), data, units, key);
+    for (u32 i = 0; i < LaneIds::kLoads; ++i) {
+      u32 k = threadIdx.x % 32 + 32 * i;
+      chunk.ids.id[i] = k < config::kTopK ? landed[k] : -1;
+    }
+    load_partial(a, row, place.chunk, chunk.data);
   }
 
   template <class Arguments>
   __device__ static void load_partial(const Arguments& a, u32 row, u32 c, LaneUnits& data) {
     u32 lane = threadIdx.x % 32;
-    const u64x2* from = reinterpret_cast<const u64x2*>(a.partial_rows) + static_cast<u64>(row) * CombineWire::kUnits;
+    const u64x2* from = reinterpret_cast<const u64x2*>(a.partial_rows + static_cast<u64>(row) * config::kPartialBytes);
 #pragma unroll
     for (u32 i = 0; i < kLaneUnits; ++i) {
       if (lane + 32 * i < CombineWire::units(c)) data.unit[i] = from[c * kChunkUnits + lane + 32 * i];
     }
   }
 
+  template <class Arguments>
+  __device__ static void combine_send(const Arguments& a, const Step& step, PartialChunk& chunk, const Shared&) {
+    if (!step.alive) return;
+    u32 total = combine_work(step.joined, most_tokens(step));
+    for (u32 work = warp_index(); work < total;) {
+      send_partial_chunk(a, step, combine_place(step.rank, step.joined, work), chunk);
+      work += warp_count();
+      if (work < total) load_partial_chunk(a, combine_place(step.rank, step.joined, work), chunk);
+    }
+  }
+
+  // Of all sources. A row beyond its source's count has invalid ids.
+  __device__ static u32 most_tokens(const Step& step) {
+    const i32* counts = step.local_region<i32>(local::kCountsOffset);
+    u32 most = 0;
+#pragma unroll
+    for (u32 first = 0; first < config::kRanks; first += 32) {
+      u32 r = first + threadIdx.x % 32;
+      most = max(most, __reduce_max_sync(kWarp, r < config::kRanks ? static_cast<u32>(counts[r]) : 0u));
+    }
+    return most;
+  }
+
+  template <class Arguments>
+  __device__ static void send_partial_chunk(const Arguments& a, const Step& step, const Place& place,
+                                            const PartialChunk& chunk) {
+    RankSet set = targets_of(chunk.ids, a.expert_ranks);
+    if (!set.has(step.rank)) return;  // no token here: its ids are all invalid
+    u32 units = CombineWire::units(place.chunk);
+    u64 key = choose_key(chunk.data, units);
+    u64 slot = combine_slot(step.lane_of(place.source), place.token, set.below(step.rank));
+    send_units(CombineWire::body(slot, place.chunk), chunk.data, units, key);
+    if (threadIdx.x % 32 == 0) store_relaxed_system(reinterpret_cast<u64*>(CombineWire::chunk(slot, place.chunk)), key);
+  }
+
   // --- C.recv ---------------------------------------------------------------------------------------------------------
 
-  // Targets that are watched at once; a lane each watches a key.
-  static constexpr u32 kWatched = config::kMaxTargets < 2 ? 1 : 2;
+  static constexpr u32 kRouteLoads = (config::kMaxTargets + 31) / 32;
+  static constexpr u32 kWatched = config::kMaxTargets < 2 ? 1 : 2;  // targets at once; a lane each watches a key
 
   template <class Arguments>
   __device__ static void combine_recv(const Arguments& a, const Step& step, const Shared&) {
@@ -82,26 +119,42 @@ struct NvlinkSentinel : NvlinkSentinelDispatch {
     }
   }
 
+  using Sum = float[kLaneUnits][Partial::kElements];
+
   // One chunk of one output row: targets ascending, in float32, rounded once; -0 is the identity of addition.
   template <class Arguments>
   __device__ static bool sum_chunk(const Arguments& a, const Step& step, u32 token, u32 c) {
+    u32 lane = threadIdx.x % 32;
     const Route* routes =
         step.local_region<Route>(local::kRoutesOffset) + static_cast<u64>(token) * config::kMaxTargets;
-    bool any = false;
+    Route mine[kRouteLoads];
+    u32 awaited[kRouteLoads], any = 0;
 #pragma unroll
-    for (u32 j = 0; j < config::kMaxTargets; ++j) any |= routes[j].slot >= 0;
-    float sum[kLaneUnits][Partial::kElements];
+    for (u32 i = 0; i < kRouteLoads; ++i)
+      mine[i] = lane + 32 * i < config::kMaxTargets ? routes[lane + 32 * i] : Route{-1, -1};
+#pragma unroll
+    for (u32 i = 0; i < kRouteLoads; ++i) any |= awaited[i] = __ballot_sync(kWarp, mine[i].slot >= 0);
+    Sum sum;
 #pragma unroll
     for (u32 i = 0; i < kLaneUnits; ++i) {
 #pragma unroll
       for (int e = 0; e < Partial::kElements; ++e) sum[i][e] = any ? -0.0f : 0.0f;
     }
-#pragma unroll 1
-    for (u32 j = 0; j < config::kMaxTargets; j += kWatched) {
-      if (!add_targets(a, step, routes, token, c, j, sum)) return false;
+#pragma unroll
+    for (u32 i = 0; i < kRouteLoads; ++i) {
+      while (awaited[i] != 0) {
+        u32 position[kWatched], target[kWatched];
+#pragma unroll
+        for (u32 g = 0; g < kWatched; ++g) {
+          u32 bit = awaited[i] == 0 ? 32u : static_cast<u32>(__ffs(static_cast<int>(awaited[i]))) - 1;
+          awaited[i] &= awaited[i] - 1;
+          target[g] = static_cast<u32>(__shfl_sync(kWarp, mine[i].target, static_cast<int>(bit % 32)));
+          position[g] = bit == 32 ? kNobody : bit + 32 * i;
+        }
+        if (!add_targets(a, step, token, c, position, target, sum)) return false;
+      }
     }
-    u32 lane = threadIdx.x % 32;
-    uint4* out = reinterpret_cast<uint4*>(a.output) + static_cast<u64>(token) * CombineWire::kUnits + c * kChunkUnits;
+    uint4* out = reinterpret_cast<uint4*>(a.output + static_cast<u64>(token) * config::kPartialBytes) + c * kChunkUnits;
 #pragma unroll
     for (u32 i = 0; i < kLaneUnits; ++i) {
       if (lane + 32 * i < CombineWire::units(c)) out[lane + 32 * i] = Partial::round(sum[i]);
@@ -109,49 +162,45 @@ struct NvlinkSentinel : NvlinkSentinelDispatch {
     return true;
   }
 
-  // Waits for the partial rows of targets first, first + 1, ... together, and adds them in order.
+  static constexpr u32 kNobody = ~0u;
+
+  // Waits for the partial rows at some positions of a token together, and adds them in order.
   template <class Arguments>
-  __device__ static bool add_targets(const Arguments& a, const Step& step, const Route* routes, u32 token, u32 c,
-                                     u32 first, float (&sum)[kLaneUnits][Partial::kElements]) {
-    Route route[kWatched];
+  __device__ static bool add_targets(const Arguments& a, const Step& step, u32 token, u32 c,
+                                     const u32 (&position)[kWatched], const u32 (&target)[kWatched], Sum& sum) {
     Incoming chunk[kWatched];
+    bool wired[kWatched];
     u32 units = CombineWire::units(c);
 #pragma unroll
     for (u32 g = 0; g < kWatched; ++g) {
-      route[g] = first + g < config::kMaxTargets ? routes[first + g] : Route{-1, -1};
       expect(chunk[g]);
-      if (step.joined && route[g].slot >= 0 && static_cast<u32>(route[g].target) == step.rank) {
-        load_partial(a, step.rank * config::kMaxTokens + token, c, chunk[g].data);
-        chunk[g].key = 0;
-      }
+      bool own = step.joined && target[g] == step.rank;
+      wired[g] = position[g] != kNobody && !own;
+      if (position[g] != kNobody && own) load_partial(a, step.rank * config::kMaxTokens + token, c, chunk[g].data);
     }
     Deadline deadline;
     for (;;) {
-      u32 missing = 0;
+      bool missing[kWatched], some = false;
 #pragma unroll
       for (u32 g = 0; g < kWatched; ++g) {
-        if (route[g].slot < 0 || (step.joined && static_cast<u32>(route[g].target) == step.rank)) continue;
-        u64 slot = combine_slot(step.lane_of(step.rank), token, first + g);
+        u64 slot = combine_slot(step.lane_of(step.rank), token, position[g]);
         const u64* key_word = reinterpret_cast<const u64*>(CombineWire::chunk(slot, c));
-        if (look(key_word, CombineWire::body(slot, c), units, g, chunk[g])) missing |= 1u << g;
+        missing[g] = wired[g] && look(key_word, CombineWire::body(slot, c), units, g, chunk[g]);
+        some |= missing[g];
       }
-      if (!__any_sync(kWarp, missing != 0)) break;
-      auto suspect = [&] {
-        bool later = kWatched > 1 && !__any_sync(kWarp, missing & 1u);
-        return static_cast<u32>(later ? route[kWatched - 1].target : route[0].target);
-      };
+      if (!__any_sync(kWarp, some)) break;
+      auto suspect = [&] { return __any_sync(kWarp, missing[0]) ? target[0] : target[kWatched - 1]; };
       if (deadline.passed_for_warp(step, suspect)) return false;
     }
 #pragma unroll
     for (u32 g = 0; g < kWatched; ++g) {
-      if (route[g].slot < 0) continue;
-      bool own = step.joined && static_cast<u32>(route[g].target) == step.rank;
-      if (!own) undo_key(chunk[g].data, __shfl_sync(kWarp, chunk[g].key, static_cast<int>(g)));
+      if (position[g] == kNobody) continue;
+      if (wired[g]) undo_key(chunk[g].data, __shfl_sync(kWarp, chunk[g].key, static_cast<int>(g)));
 #pragma unroll
       for (u32 i = 0; i < kLaneUnits; ++i) Partial::add(sum[i], as_words(chunk[g].data.unit[i]));
-      if (own) continue;
-      u64 slot = combine_slot(step.lane_of(step.rank), token, first + g);
-      rearm_chunk(reinterpret_cast<u64*>(CombineWire::chunk(slot, c)), CombineWire::body(slot, c), units, g);
+      u64 slot = combine_slot(step.lane_of(step.rank), token, position[g]);
+      u64* key_word = reinterpret_cast<u64*>(CombineWire::chunk(slot, c));
+      if (wired[g]) rearm_chunk(key_word, CombineWire::body(slot, c), units, g);
     }
     return true;
   }

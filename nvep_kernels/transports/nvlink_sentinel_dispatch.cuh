@@ -1,44 +1,56 @@
 // Dispatch over peer load/store under Sentinel. A slot is its token's index; chunks are pushed into the target's wire of
-// this epoch's generation, and land in private buffers.
+// this epoch's generation. What a rank sends to itself lands at once.
 #pragma once
-#include "protocols/sentinel.cuh"
-#include "transports/nvlink.cuh"
+#include "transports/nvlink_sentinel_landing.cuh"
 
 namespace nvep {
 
-struct NvlinkSentinelShared {};  // warps work alone
+struct NvlinkSentinelDispatch : NvlinkSentinelLanding {
+  // A chunk of a token as loaded: nothing here depends on the step.
+  struct TokenChunk {
+    LaneUnits data;
+    i64 raw_id[LaneIds::kLoads];
+    float weight[LaneIds::kLoads];
+  };
 
-// A header unit: id in the low half, never the sentinel's half, since it is valid or -1; weight in the high half.
-__device__ inline u64 make_header(i32 id, float weight) {
-  return static_cast<u32>(id < 0 ? -1 : id) | (static_cast<u64>(__float_as_uint(weight)) << 32);
-}
-
-struct NvlinkSentinelDispatch : NvlinkStep {
-  using Protocol = Sentinel;
-  using Shared = NvlinkSentinelShared;
-  using DispatchWire = Wire<config::kTokenBytes, config::kTopK>;
-
-  static constexpr u32 kHeaderLoads = (config::kTopK + 31) / 32;
-
-  __device__ static u32 warp_index() { return (blockIdx.x * blockDim.x + threadIdx.x) / 32; }
-  __device__ static u32 warp_count() { return gridDim.x * blockDim.x / 32; }
-
-  __device__ static u64 dispatch_slot(u64 lane, u32 epoch, u32 source, u32 token) {
-    u64 slot = (static_cast<u64>(epoch & 1u) * config::kRanks + source) * config::kMaxTokens + token;
-    return lane + heap::kDispatchWireOffset + slot * DispatchWire::kSlotBytes;
+  // The first chunk of this warp, loaded while the step's own words are on their way.
+  template <class Arguments>
+  __device__ static TokenChunk dispatch_ahead(const Arguments& a) {
+    TokenChunk chunk = {};
+    u32 work = warp_index();
+    if (work < a.num_tokens * DispatchWire::kChunks) load_chunk(a, work, chunk);
+    return chunk;
   }
-  __device__ static u64 landing_ids(const Step& step) { return step.local + local::kLandingIdsOffset; }
-
-  // --- D.send ---------------------------------------------------------------------------------------------------------
 
   template <class Arguments>
-  __device__ static void dispatch_send(const Arguments& a, const Step& step, const Shared&) {
+  __device__ static void load_chunk(const Arguments& a, u32 work, TokenChunk& chunk) {
+    u32 token = work / DispatchWire::kChunks, c = work % DispatchWire::kChunks, lane = threadIdx.x % 32;
+    load_lane_ids(a, token, chunk.raw_id);
+#pragma unroll
+    for (u32 i = 0; i < kLaneUnits; ++i) {
+      u32 unit = c * kChunkUnits + lane + 32 * i;
+      if (lane + 32 * i < DispatchWire::units(c)) {
+        chunk.data.unit[i] = *payload_unit<0>(token, unit, [&](u32 p) { return a.payloads[p]; });
+      }
+    }
+#pragma unroll
+    for (u32 i = 0; i < LaneIds::kLoads; ++i) {
+      u32 k = lane + 32 * i;
+      chunk.weight[i] = c == 0 && k < config::kTopK ? a.expert_weights[token * config::kTopK + k] : 0.0f;
+    }
+  }
+
+  template <class Arguments>
+  __device__ static void dispatch_send(const Arguments& a, const Step& step, TokenChunk& chunk, const Shared&) {
     if (!step.alive) return;
     u32 tokens = token_count(a);
     if (warp_index() == warp_count() - 1) announce(step, tokens);
     if (is_last_thread()) close_dispatch_send(a, step, tokens);
-    for (u32 work = warp_index(); work < tokens * DispatchWire::kChunks; work += warp_count()) {
-      send_token_chunk(a, step, work / DispatchWire::kChunks, work % DispatchWire::kChunks);
+    u32 total = tokens * DispatchWire::kChunks;
+    for (u32 work = warp_index(); work < total;) {
+      send_chunk(a, step, work / DispatchWire::kChunks, work % DispatchWire::kChunks, chunk);
+      work += warp_count();
+      if (work < total) load_chunk(a, work, chunk);
     }
   }
 
@@ -55,17 +67,15 @@ struct NvlinkSentinelDispatch : NvlinkStep {
   }
 
   template <class Arguments>
-  __device__ static void send_token_chunk(const Arguments& a, const Step& step, u32 token, u32 c) {
-    u32 lane = threadIdx.x % 32;
-    LaneUnits data;
-    load_payload(a, token, c, data);
-    TokenIds ids;
-    u32 bad = read_token_ids(a, token, ids);
-    u64 header[kHeaderLoads];
-    if (c == 0) make_headers(a, token, ids, header);
+  __device__ static void send_chunk(const Arguments& a, const Step& step, u32 token, u32 c, const TokenChunk& chunk) {
+    u32 lane = threadIdx.x % 32, units = DispatchWire::units(c);
+    LaneIds ids;
+    u32 bad = check_lane_ids(chunk.raw_id, ids);
     RankSet set = targets_of(ids, a.expert_ranks);
-    u32 units = DispatchWire::units(c);
-    u64 key = choose_key(data, units);
+    u64 key = choose_key(chunk.data, units);
+    u64 header[kHeaderLoads];
+#pragma unroll
+    for (u32 i = 0; i < kHeaderLoads; ++i) header[i] = make_header(ids.id[i], chunk.weight[i]);
     bool dropped = false;
     set.for_each([&](u32 r) {
       if (r == step.rank) return;
@@ -74,31 +84,21 @@ struct NvlinkSentinelDispatch : NvlinkStep {
         return;
       }
       u64 slot = dispatch_slot(step.lane_of(r), step.epoch, step.rank, token);
+      send_units(DispatchWire::body(slot, c), chunk.data, units, key);
       if (lane == 0) store_relaxed_system(reinterpret_cast<u64*>(DispatchWire::chunk(slot, c)), key);
       if (c == 0) send_header(slot, header);
-      send_units(DispatchWire::body(slot, c), data, units, key);
     });
     for (u32 r = lane; r < config::kRanks; r += 32) {
       if (set.has(r) || r == step.rank || !step.active.has(r)) continue;
       u64 slot = dispatch_slot(step.lane_of(r), step.epoch, step.rank, token);
       store_relaxed_system(reinterpret_cast<u64*>(DispatchWire::chunk(slot, c)), kUnrouted);
     }
-    land_own(step, token, c, set.has(step.rank), header, data);
+    land_own(step, token, c, set.has(step.rank), header, chunk.data);
     if (c != 0) return;
     keep_routes(step, token, set);
     if (lane == 0) {
       if (bad) fetch_add_relaxed_device(&step.counters()->invalid_ids, bad);
       if (dropped) fetch_add_relaxed_device(&step.counters()->dropped_tokens, 1u);
-    }
-  }
-
-  // Each lane makes the units that it sends: number lane, lane + 32, ...
-  template <class Arguments>
-  __device__ static void make_headers(const Arguments& a, u32 token, const TokenIds& ids, u64 (&header)[kHeaderLoads]) {
-#pragma unroll
-    for (u32 k = 0; k < config::kTopK; ++k) {
-      if (k % 32 == threadIdx.x % 32)
-        header[k / 32] = make_header(ids.id[k], a.expert_weights[token * config::kTopK + k]);
     }
   }
 
@@ -129,168 +129,6 @@ struct NvlinkSentinelDispatch : NvlinkStep {
       if (set.has(r)) routes[set.below(r)] = {static_cast<i32>(r), step.active.has(r) ? static_cast<i32>(token) : -1};
     }
     for (u32 j = set.below(config::kRanks) + threadIdx.x % 32; j < config::kMaxTargets; j += 32) routes[j] = {-1, -1};
-  }
-
-  template <class Arguments>
-  __device__ static void load_payload(const Arguments& a, u32 token, u32 c, LaneUnits& data) {
-#pragma unroll
-    for (u32 i = 0; i < kLaneUnits; ++i) {
-      u32 unit = c * kChunkUnits + threadIdx.x % 32 + 32 * i;
-      if (threadIdx.x % 32 + 32 * i < DispatchWire::units(c)) {
-        data.unit[i] = *payload_unit<0>(token, unit, [&](u32 p) { return a.payloads[p]; });
-      }
-    }
-  }
-
-  // Address of a unit of a row's concatenated payloads in arrays that hold one payload each.
-  template <u32 kPayload, class Base>
-  __device__ static u64x2* payload_unit(u64 row, u32 unit, Base base) {
-    constexpr u32 units = config::payload_bytes(kPayload) / 16;
-    if constexpr (kPayload + 1 < config::kPayloads) {
-      if (unit >= units) return payload_unit<kPayload + 1>(row, unit - units, base);
-    }
-    return reinterpret_cast<u64x2*>(base(kPayload)) + row * units + unit;
-  }
-
-  // --- D.recv ---------------------------------------------------------------------------------------------------------
-
-  // Chunks are numbered by token, then source (this rank left out), then place in the row, so that a warp knows its first
-  // one before any count has arrived.
-  static constexpr u32 kTokenWork = (config::kRanks - 1) * DispatchWire::kChunks;
-
-  struct Place {
-    u32 token, source, chunk;
-  };
-  __device__ static Place place_of(const Step& step, u32 work) {
-    constexpr u32 token_work = kTokenWork != 0 ? kTokenWork : 1;  // a rank alone has none
-    u32 other = work % token_work / DispatchWire::kChunks;
-    return {work / token_work, other + (other >= step.rank ? 1u : 0u), work % DispatchWire::kChunks};
-  }
-
-  __device__ static void dispatch_recv(const Step& step, const Shared&) {
-    Records records;
-    bool alive = step.alive && land_all(step, records);
-    if (!alive) {  // outputs are undefined; ids are valid or invalid, never out of range
-#pragma unroll
-      for (u32 i = 0; i < Records::kLoads; ++i) records.word[i] = 0;
-    }
-    u32* ids = reinterpret_cast<u32*>(landing_ids(step));
-    constexpr u32 per_source = config::kMaxTokens * config::kTopK;
-    for (u32 r = 0; r < config::kRanks; ++r) {
-      u32 count = records.count(r);
-      for (u32 i = count * config::kTopK + blockIdx.x * blockDim.x + threadIdx.x; i < per_source;
-           i += gridDim.x * blockDim.x) {
-        ids[static_cast<u64>(r) * per_source + i] = static_cast<u32>(config::kInvalidExpert);
-      }
-      if (is_last_thread()) step.local_region<i32>(local::kCountsOffset)[r] = static_cast<i32>(count);
-    }
-  }
-
-  // False in a warp that gave up.
-  __device__ static bool land_all(const Step& step, Records& records) {
-    u32 work = warp_index();
-    Incoming chunk;
-    u64 header[kHeaderLoads];
-    expect_all(chunk, header);
-    if (work < config::kMaxTokens * kTokenWork) look_at(step, place_of(step, work), chunk, header);
-    auto where = [&](u32 r) { return dispatch_record(step.lane_of(step.rank), r, step.epoch); };
-    if (!records.await_all(step, where)) return false;
-    u32 most = 0;
-    for (u32 r = 0; r < config::kRanks; ++r) most = max(most, records.count(r));
-    for (; work < most * kTokenWork; work += warp_count()) {
-      Place place = place_of(step, work);
-      if (place.token >= records.count(place.source)) continue;
-      if (!land_chunk(step, place, chunk, header)) return false;
-      expect_all(chunk, header);
-    }
-    return true;
-  }
-
-  __device__ static void expect_all(Incoming& chunk, u64 (&header)[kHeaderLoads]) {
-    expect(chunk);
-#pragma unroll
-    for (u32 i = 0; i < kHeaderLoads; ++i) header[i] = kEmpty;
-  }
-
-  // One look at what this lane misses of a chunk. True if it still misses something.
-  __device__ static bool look_at(const Step& step, const Place& place, Incoming& chunk, u64 (&header)[kHeaderLoads]) {
-    u64 slot = dispatch_slot(step.lane_of(step.rank), step.epoch, place.source, place.token);
-    bool missing = place.chunk == 0 && look_at_header(slot, header);
-    const u64* key_word = reinterpret_cast<const u64*>(DispatchWire::chunk(slot, place.chunk));
-    return look(key_word, DispatchWire::body(slot, place.chunk), DispatchWire::units(place.chunk), 0, chunk) || missing;
-  }
-
-  // The whole warp waits for a chunk. A slot without a token shows in the key; nothing else of it was written, so nothing
-  // else is waited for.
-  __device__ static bool land_chunk(const Step& step, const Place& place, Incoming& chunk,
-                                    u64 (&header)[kHeaderLoads]) {
-    u32 row = place.source * config::kMaxTokens + place.token;
-    u64 slot = dispatch_slot(step.lane_of(step.rank), step.epoch, place.source, place.token);
-    u64* key_word = reinterpret_cast<u64*>(DispatchWire::chunk(slot, place.chunk));
-    Deadline deadline;
-    while (__any_sync(kWarp, look_at(step, place, chunk, header))) {
-      if (__any_sync(kWarp, threadIdx.x % 32 == 0 && chunk.key == kUnrouted)) {
-        if (place.chunk == 0) land_nothing(step, row);
-        if (threadIdx.x % 32 == 0) store_relaxed_system(key_word, kEmpty);
-        return true;
-      }
-      if (deadline.passed_for_warp(step, [&] { return place.source; })) return false;
-    }
-    undo_key(chunk.data, __shfl_sync(kWarp, chunk.key, 0));
-    if (place.chunk == 0) {
-      land_header(step, row, header);
-      rearm_header(slot);
-    }
-    land_units(step, row, place.chunk, chunk.data);
-    rearm_chunk(key_word, DispatchWire::body(slot, place.chunk), DispatchWire::units(place.chunk), 0);
-    return true;
-  }
-
-  // One look at the header units that this lane misses. True if it still misses one.
-  __device__ static bool look_at_header(u64 slot, u64 (&header)[kHeaderLoads]) {
-    bool missing = false;
-#pragma unroll
-    for (u32 i = 0; i < kHeaderLoads; ++i) {
-      u32 k = threadIdx.x % 32 + 32 * i;
-      if (k < config::kTopK && header[i] == kEmpty) header[i] = load_relaxed_system(DispatchWire::header(slot) + k);
-      missing |= k < config::kTopK && header[i] == kEmpty;
-    }
-    return missing;
-  }
-
-  __device__ static void land_header(const Step& step, u32 row, const u64 (&header)[kHeaderLoads]) {
-    i32* ids = reinterpret_cast<i32*>(landing_ids(step)) + static_cast<u64>(row) * config::kTopK;
-    float* weights = step.local_region<float>(local::kLandingWeightsOffset) + static_cast<u64>(row) * config::kTopK;
-#pragma unroll
-    for (u32 i = 0; i < kHeaderLoads; ++i) {
-      u32 k = threadIdx.x % 32 + 32 * i;
-      if (k < config::kTopK) {
-        i32 id = static_cast<i32>(static_cast<u32>(header[i]));
-        ids[k] = id < 0 ? config::kInvalidExpert : id;
-        weights[k] = __uint_as_float(static_cast<u32>(header[i] >> 32));
-      }
-    }
-  }
-
-  __device__ static void rearm_header(u64 slot) {
-    for (u32 k = threadIdx.x % 32; k < config::kTopK; k += 32)
-      store_relaxed_system(DispatchWire::header(slot) + k, kEmpty);
-  }
-
-  __device__ static void land_units(const Step& step, u32 row, u32 c, const LaneUnits& data) {
-    u32 lane = threadIdx.x % 32;
-#pragma unroll
-    for (u32 i = 0; i < kLaneUnits; ++i) {
-      if (lane + 32 * i < DispatchWire::units(c)) {
-        *payload_unit<0>(row, c * kChunkUnits + lane + 32 * i,
-                         [&](u32 p) { return step.local + config::payload_offset(p); }) = data.unit[i];
-      }
-    }
-  }
-
-  __device__ static void land_nothing(const Step& step, u32 row) {
-    i32* ids = reinterpret_cast<i32*>(landing_ids(step)) + static_cast<u64>(row) * config::kTopK;
-    for (u32 k = threadIdx.x % 32; k < config::kTopK; k += 32) ids[k] = config::kInvalidExpert;
   }
 };
 

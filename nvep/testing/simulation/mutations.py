@@ -18,8 +18,9 @@ from nvep.symmetric import SymmetricHeap
 _FENCE, _LANE = "protocols/fence.cuh", "protocols/lane.cuh"
 _SENTINEL = "protocols/sentinel.cuh"
 _STEP = "transports/nvlink.cuh"
-_NVLINK_FENCE = "transports/nvlink_fence.cuh"
+_NVLINK_FENCE, _RING, _PULL = "transports/nvlink_fence.cuh", "transports/fence_ring.cuh", "transports/fence_pull.cuh"
 _DISPATCH, _COMBINE = "transports/nvlink_sentinel_dispatch.cuh", "transports/nvlink_sentinel.cuh"
+_LANDING = "transports/nvlink_sentinel_landing.cuh"
 
 
 @dataclass(frozen=True)
@@ -183,10 +184,10 @@ _LIST = [
                 "config::kPartialBytes);",
             ),
             Patch(
-                _NVLINK_FENCE,
-                "        heap::kPartialRowsOffset + static_cast",
-                "(step.counters()->dispatched & 1u ? heap::kPartialRowsOffset "
-                ": config::payload_offset(0) + config::kMaxTokens * config::kPartialBytes) + static_cast",
+                _PULL,
+                "+ heap::kPartialRowsOffset +",
+                "+ (step.counters()->dispatched & 1u ? heap::kPartialRowsOffset "
+                ": config::payload_offset(0) + config::kMaxTokens * config::kPartialBytes) +",
             ),
         ),
     ),
@@ -215,6 +216,36 @@ _LIST = [
             ),
         ),
     ),
+    Mutation(
+        "no-bulk-wait",
+        "rows are announced while bulk copies store them",
+        "fence",
+        (Patch(_RING, "bulk_wait<0>();", ""),),
+    ),
+    Mutation(
+        "bulk-wait-read-only",
+        "rows are announced once bulk copies have read them",
+        "fence",
+        (Patch(_RING, "bulk_wait<0>();", "bulk_wait_read<0>();"),),
+    ),
+    Mutation(
+        "no-stage-wait",
+        "a stage is loaded again while bulk copies still read it",
+        "fence",
+        (Patch(_RING, "        bulk_wait_read<kLag>();\n", ""),),
+    ),
+    Mutation(
+        "no-entry-wait",
+        "pieces of partial rows are added before they have come",
+        "fence",
+        (Patch(_PULL, "        bulk_await(ring.loaded + ring.entry, ring.parity);\n", ""),),
+    ),
+    Mutation(
+        "no-proxy-fence",
+        "bulk copies pull what the thread acquired, with no fence between the proxies",
+        "fence",
+        (Patch(_PULL, "    if (lane() == 0) fence_proxy_async_global();  // peers wrote what is copied\n", ""),),
+    ),
     # Sentinel.
     Mutation(
         "skip-rearm",
@@ -234,7 +265,7 @@ _LIST = [
         "sentinel",
         (
             Patch(
-                _DISPATCH,
+                _LANDING,
                 "    rearm_chunk(key_word, DispatchWire::body",
                 "    u64 next = dispatch_slot(step.lane_of(step.rank), step.epoch + 1, place.source, place.token);\n"
                 "    u64* key = reinterpret_cast<u64*>(DispatchWire::chunk(next, place.chunk));\n"
@@ -247,7 +278,7 @@ _LIST = [
         "one-generation-fewer",
         "one dispatch wire",
         "sentinel",
-        (Patch(_DISPATCH, "(static_cast<u64>(epoch & 1u) * config::kRanks + source)", "(0ull + source)"),),
+        (Patch(_LANDING, "((epoch & 1u) * config::kRanks + source)", "(0u + source)"),),
     ),
     Mutation(
         "single-record-word",
@@ -283,7 +314,7 @@ _LIST = [
         "unpolled-word",
         "header units after the first are taken unseen",
         "sentinel",
-        (Patch(_DISPATCH, "missing |= k < config::kTopK &&", "missing |= k == 0 &&"),),
+        (Patch(_LANDING, "missing |= k < config::kTopK &&", "missing |= k == 0 &&"),),
     ),
     Mutation("recover-without-refill", "survivors leave wires and records as they were", "sentinel", no_refill=True),
     # Both.
@@ -293,17 +324,22 @@ _LIST = [
         "mixed",
         (
             Patch(
-                _DISPATCH,
+                _LANDING,
                 "return step.local + local::kLandingIdsOffset;",
                 "return step.lane_of(step.rank) + heap::kExpertIdsOffset;",
             ),
             Patch(
-                _DISPATCH,
+                _COMBINE,
+                "a.local + local::kLandingIdsOffset",
+                "a.peers[a.rank] + a.lane * heap::kLaneBytes + heap::kExpertIdsOffset",
+            ),
+            Patch(
+                _LANDING,
                 "step.local_region<float>(local::kLandingWeightsOffset)",
                 "step.region<float>(step.rank, heap::kExpertWeightsOffset)",
             ),
             Patch(
-                _DISPATCH,
+                _LANDING,
                 "return step.local + config::payload_offset(p);",
                 "return step.lane_of(step.rank) + config::payload_offset(p);",
             ),

@@ -71,9 +71,10 @@ _LEAVES = _phases(
     ("dispatch", 0), ("combine", 0), ("leave", 1), ("dispatch", 1), ("combine", 1), ("recover", 2), ("dispatch", 2),
     ("combine", 2),
 )  # fmt: skip
-_PUSH = "store_weak(reinterpret_cast<uint4*>(row) + unit, value);"
-_PULL = "load_weak(reinterpret_cast<const uint4*>(row) + unit)"
-_FENCE, _DISPATCH = "transports/nvlink_fence.cuh", "transports/nvlink_sentinel_dispatch.cuh"
+_PUSH, _PUSHES = "transports/fence_ring.cuh", "bulk_store(reinterpret_cast<void*>(to)"
+_PULL, _PULLS = "transports/fence_pull.cuh", "bulk_load(to, reinterpret_cast<const void*>"
+_DISPATCH = "transports/nvlink_sentinel_dispatch.cuh"
+_LANDING = "transports/nvlink_sentinel_landing.cuh"
 _SENTINEL, _LANE = "protocols/sentinel.cuh", "protocols/lane.cuh"
 
 _SENDS = (
@@ -84,16 +85,16 @@ _SENDS = (
 
 SCHEDULES: dict[str, Written] = {
     # Block 0 increments first, so that the last block must pass its stores on.
-    "increment-release-only": Written(lines=(Line("late", _FENCE, _PUSH, block=1),)),
-    "release-last-block-only": Written(lines=(Line("late", _FENCE, _PUSH, block=1),)),
+    "increment-release-only": Written(lines=(Line("late", _PUSH, _PUSHES, block=1),)),
+    "release-last-block-only": Written(lines=(Line("late", _PUSH, _PUSHES, block=1),)),
     "drop-acquire": Written(),
     "relaxed-flag": Written(),
     # Block 1 is still storing when block 0 posts the record.
-    "flag-before-blocks": Written(lines=(Line("late", _FENCE, _PUSH, block=1),)),
-    "no-barrier-before-increment": Written(lines=(Line("late", _FENCE, _PUSH),)),
+    "flag-before-blocks": Written(lines=(Line("late", _PUSH, _PUSHES, block=1),)),
+    "no-barrier-before-increment": Written(lines=(Line("late", _PUSH, _PUSHES),)),
     "combine-record-only-with-rows": Written(seed=3),
     # Rank 1 is still pulling when rank 0 sends the next step.
-    "moving-combine-offset": Written(lines=(Line("late", _FENCE, _PULL, rank=1),)),
+    "moving-combine-offset": Written(lines=(Line("late", _PULL, _PULLS, rank=1),)),
     "shared-epoch": Written(lanes=(0, 1), program=_TWO_IN_FLIGHT, steps=2),
     # Rank 2 sent a step that the others receive after they masked it for the next one.
     "mask-resnapshot": Written(
@@ -101,9 +102,15 @@ SCHEDULES: dict[str, Written] = {
         lanes=(0, 1, 0),
         program=_MASK_IN_FLIGHT,
         masked=2,
-        lines=(Line("late", _FENCE, _PUSH, kernel="dispatch_send"),),
+        lines=(Line("late", _PUSH, _PUSHES, kernel="dispatch_send"),),
     ),
     # The key comes, the units stay out: what lies there is two steps old.
+    "no-bulk-wait": Written(),
+    "bulk-wait-read-only": Written(),
+    # A store that reads its stage as late as it may finds what was loaded there since.
+    "no-stage-wait": Written(),
+    "no-entry-wait": Written(),
+    "no-proxy-fence": Written(),
     "skip-rearm": Written(seed=1, lines=(_SENDS[2],)),
     # Rank 1 erases the next generation after rank 0 wrote there.
     "early-rearm": Written(
@@ -124,7 +131,7 @@ SCHEDULES: dict[str, Written] = {
     "unpolled-word": Written(
         lines=(
             Line(
-                "stale", _DISPATCH, "header[i] = load_relaxed_system(DispatchWire::header(slot) + k);", rank=1, thread=1
+                "stale", _LANDING, "header[i] = load_relaxed_system(DispatchWire::header(slot) + k);", rank=1, thread=1
             ),
         ),
         slow_rank=1,
