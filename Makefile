@@ -4,15 +4,24 @@ RANKS ?= 4
 TOKENS ?=
 COMPILE_ARCHS ?= sm_90a,sm_100a,sm_103a,sm_120
 PYTEST_ARGS ?=
+BENCH_ARGS ?=
 
-.PHONY: demo test prove lint typecheck pytest coverage compile format docs wheel-size clean venv
+.PHONY: demo test prove bench bench-check lint typecheck pytest coverage compile format docs wheel-size clean venv
 
 ## demo: four ranks generate text with a mixture-of-experts model, checked against a single-process reference
 demo: venv
 	$(BIN)/mpirun -n $(RANKS) $(BIN)/nvep demo $(if $(TOKENS),--tokens $(TOKENS))
 
-## test: lint, types, all tests this machine can run with coverage, every kernel compiled for every architecture, and prove
-test: lint typecheck coverage compile prove
+## test: lint, types, all tests this machine can run with coverage, every benchmark once, every kernel compiled, and prove
+test: lint typecheck coverage bench-check compile prove
+
+## bench: figure, floor, ratio and target of every case on this machine's GPUs; without one, small cases on CPU cores
+bench: venv
+	$(BIN)/nvep bench $(BENCH_ARGS)
+
+## bench-check: every benchmark's case once, for correctness
+bench-check: venv
+	$(BIN)/python -m pytest perf --benchmark-disable -q
 
 ## lint: ruff
 lint: venv

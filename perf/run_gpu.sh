@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# One sitting on a machine with GPUs: the GPU test tiers, the demo, a replay and the timed pairs.
+# One sitting on a machine with GPUs: the GPU test tiers, the demo, replays, and the perf suite.
 #   perf/run_gpu.sh OUT_DIR [TRACE]
 # Every step is bounded in time; logs go to OUT_DIR, a summary to OUT_DIR/summary.txt and the terminal.
 set -uo pipefail
@@ -31,5 +31,10 @@ for ranks in 2 4 8; do KEEP=1 step "replay-$ranks" 60 "$python" -m nvep.cli repl
 KEEP=1 step replay-sentinel-8 60 "$python" -m nvep.cli replay "$trace" --ranks 8 --protocol sentinel
 KEEP=1 step demo-sentinel-4 60 "$python" -m nvep.cli demo --ranks 4 --tokens 48 --protocol sentinel
 KEEP=1 step replay-mpi-2 60 "${mpirun[@]}" -n 2 "$python" -m nvep.cli replay "$trace"
-step pairs 150 "$python" -m pytest -o minversion=7 perf -q -s --benchmark-json="$out/pairs.json"
-grep 'us a pair' "$out/pairs.log" | tee -a "$out/summary.txt"
+KEEP=70 step bench 240 "$python" -m nvep.cli bench --json "$out/bench.json"
+KEEP=30 step bench-ranks-8 60 "$python" -m nvep.cli bench --ranks 8 --tokens 1 8 32 128 512 --json "$out/bench-8.json"
+KEEP=8 step bench-mpi-2 90 "${mpirun[@]}" -n 2 "$python" -m nvep.cli bench --tokens 1 128 1024 --protocol fence sentinel
+KEEP=8 step bench-flushed 60 "$python" -m nvep.cli bench --flush-l2 --tokens 1 32 128 512
+KEEP=4 step host-overhead 30 "$python" -m nvep.cli bench --host-overhead
+KEEP=30 step tune 180 "$python" -m nvep.cli tune --dry-run --json "$out/tune.json"
+"$python" perf/report.py "$out"/bench*.json >"$out/report.md" && echo "tables: $out/report.md" | tee -a "$out/summary.txt"

@@ -12,7 +12,7 @@ from nvep.errors import ArgumentError
 
 FORMATS = ("bf16", "fp8", "nvfp4")
 ROUTINGS = ("uniform", "balanced", "hot", "local", "recorded")
-SPANS = ("joined", "split")
+SPANS = ("joined", "split", "none")
 TOKENS = (1, 8, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 BLOCKS = (4, 8, 16, 32, 64, 132)
 # hidden, experts, top_k
@@ -55,7 +55,8 @@ class Case:
         ``"uniform"``: distinct experts at random. ``"balanced"``: every expert equally often. ``"hot"``: one expert is
         in half of all tokens. ``"local"``: experts of the token's own rank. ``"recorded"``: a router log.
     spans : str
-        Which kernels are told apart: ``"joined"`` is dispatch and combine, ``"split"`` their send and receive halves.
+        Which kernels are told apart: ``"joined"`` is dispatch and combine, ``"split"`` their send and receive halves,
+        ``"none"`` neither.
     flush_l2 : bool
         Every timed step finds nothing of its data in the second-level cache.
     unrolled, replays : int

@@ -17,7 +17,8 @@ from nvep.bench.kernels import FloorKernels, Stamps
 from nvep.exchange import Exchange
 from nvep.runtime.device import Graph, Stream
 
-PHASES = {
+PHASES: dict[str, tuple[str, ...]] = {
+    "none": (),
     "joined": ("dispatch", "combine"),
     "split": ("dispatch_send", "dispatch_recv", "combine_send", "combine_recv"),
 }
@@ -51,10 +52,10 @@ def time_exchange(exchange: Exchange, case: Case, *, inputs: Inputs, kernels: Fl
     """Time ``case`` on its exchange. Collective; the same result on every rank."""
     timer = _Timer(exchange, case, inputs, kernels)
     try:
-        by_step = exchange.group.allgather(timer.spans())
-        spans = np.max(by_step, axis=0)  # [replays, phases]
+        gathered = np.array(exchange.group.allgather(timer.spans()))
+        spans = gathered.max(axis=0)  # [replays, phases]
         if case.flush_l2:
-            pairs, late = np.max(np.sum(by_step, axis=2), axis=0), 0
+            pairs, late = gathered.sum(axis=2).max(axis=0), 0
         else:
             pairs, late = _slowest(exchange.group.allgather(timer.pairs()))
         exchange.synchronize(timer.stream)
@@ -109,7 +110,7 @@ class _Timer:
     def _step(self, index: int) -> Iterator[None]:
         """Enqueue a step, pausing behind each phase."""
         exchange, stream = self._exchange, self.stream
-        if self._case.spans == "joined":
+        if self._case.spans != "split":
             arrivals = exchange.dispatch(*self._inputs[index], stream=stream)
             yield
             exchange.combine(arrivals.partial_rows, arrivals, stream=stream)
