@@ -8,6 +8,7 @@ from nvep.config import ExchangeConfig
 from nvep.runtime.device import BulkCopies
 
 _WARPS = 16  # most of a block
+_SEND_RINGS = 4  # a thread that moves rows spends some 700 cycles on a piece, more than a fast block has for one
 _MOST_STAGES = 16
 _MOST_PULLED = 128  # pieces of a block on their way
 _BARRIER_BYTES = 8
@@ -40,14 +41,9 @@ class BulkPlan:
         return _equal_pieces(sum(self.config.payload_bytes), self._limits.send_bytes)
 
     @property
-    def send_rings(self) -> int:
-        """Threads of a block that move rows: more where these are short, as each row costs a thread the same."""
-        return 1 if self.send_bytes >= 4096 else 2 if self.send_bytes >= 2048 else 4
-
-    @property
     def send_stages(self) -> int:
         """Stages of a ring."""
-        fit = self._limits.ring_bytes // (self.send_rings * self.send_bytes)
+        fit = self._limits.ring_bytes // (_SEND_RINGS * self.send_bytes)
         return max(1, min(fit, _MOST_STAGES))
 
     @property
@@ -66,7 +62,7 @@ class BulkPlan:
             ("bool", "kBulk", str(self.bulk is not None).lower()),
             ("u32", "kBulkBarrierBytes", self._barrier_bytes),
             ("u32", "kSendBytes", self.send_bytes),
-            ("u32", "kSendRings", self.send_rings),
+            ("u32", "kSendRings", _SEND_RINGS),
             ("u32", "kSendStages", self.send_stages),
             ("u32", "kPullBytes", self.pull_bytes),
             ("u32", "kPullEntries", self.pull_entries),
@@ -77,12 +73,12 @@ class BulkPlan:
         if self.bulk is None or protocol != "fence":
             return 0
         if kernel in _SENDING:
-            return self._barrier_bytes + self.send_rings * self.send_stages * self.send_bytes
+            return self._barrier_bytes + _SEND_RINGS * self.send_stages * self.send_bytes
         return self._barrier_bytes + self.pull_entries * self.pull_bytes if kernel in _PULLING else 0
 
     @property
     def _barrier_bytes(self) -> int:
-        barriers = max(self.send_rings * self.send_stages, self.pull_entries)
+        barriers = max(_SEND_RINGS * self.send_stages, self.pull_entries)
         return -(-barriers * _BARRIER_BYTES // _ALIGNMENT) * _ALIGNMENT
 
 

@@ -84,6 +84,17 @@ __device__ __forceinline__ u16 float_to_bf16(float v) {
 #endif
 }
 
+// Two at once, `low` in the lower half.
+__device__ __forceinline__ u32 floats_to_bf16(float low, float high) {
+#ifdef NVEP_EMULATED
+  return float_to_bf16(low) | static_cast<u32>(float_to_bf16(high)) << 16;
+#else
+  u32 r;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+  return r;
+#endif
+}
+
 __device__ __forceinline__ float half_to_float(u16 v) {
   const u32 magnitude = v & 0x7fffu;
   if (magnitude > 0x7c00u) return bits_to_float(0x7fffffffu);
@@ -111,6 +122,16 @@ __device__ __forceinline__ u16 float_to_half(float v) {
 #else
   u16 r;
   asm("cvt.rn.f16.f32 %0, %1;" : "=h"(r) : "f"(v));
+  return r;
+#endif
+}
+
+__device__ __forceinline__ u32 floats_to_halves(float low, float high) {
+#ifdef NVEP_EMULATED
+  return float_to_half(low) | static_cast<u32>(float_to_half(high)) << 16;
+#else
+  u32 r;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
   return r;
 #endif
 }

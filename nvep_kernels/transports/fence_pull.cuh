@@ -12,67 +12,100 @@ struct FencePull {
   static constexpr u32 kPieces = (kUnits + kPieceUnits - 1) / kPieceUnits;
   static constexpr u32 kLaneUnits = (kPieceUnits + 31) / 32;  // units of a piece that a lane adds
 
-  // The sum of one piece of one output row, 16 bytes a unit. Targets ascending, float32, rounded once: the order never
-  // depends on arrival. -0 is the identity of addition, so a single partial row comes through unchanged.
+  __device__ static u32 lane() { return threadIdx.x % 32; }
+
+  // A piece of an output row, among those that a warp sums. Every `stride`-th is its own.
+  struct Place {
+    u32 token, piece;
+
+    __device__ void advance(u32 stride) {
+      token += stride / kPieces;
+      piece += stride % kPieces;
+      if (piece < kPieces) return;
+      piece -= kPieces;
+      ++token;
+    }
+    __device__ u32 units() const {
+      return kUnits % kPieceUnits == 0 ? kPieceUnits : min(kPieceUnits, kUnits - piece * kPieceUnits);
+    }
+    __device__ uint4* in(u64 rows) const {
+      return reinterpret_cast<uint4*>(rows) + static_cast<u64>(token) * kUnits + piece * kPieceUnits + lane();
+    }
+  };
+
+  // The sum of a piece: targets ascending, in float32, rounded once, so that the order never depends on arrival. -0 is
+  // the identity of addition: a single partial row comes through unchanged.
   struct Sum {
     float unit[kLaneUnits][Partial::kElements];
 
-    __device__ void clear(float to) {
+    __device__ void clear() {
 #pragma unroll
       for (u32 i = 0; i < kLaneUnits; ++i) {
 #pragma unroll
-        for (int e = 0; e < Partial::kElements; ++e) unit[i][e] = to;
+        for (int e = 0; e < Partial::kElements; ++e) unit[i][e] = 0.0f;
       }
     }
-    __device__ void store(uint4* out, u32 units) const {
+    // `at(i)` is unit lane + 32 i.
+    template <class At>
+    __device__ void start(u32 units, At at) {
 #pragma unroll
       for (u32 i = 0; i < kLaneUnits; ++i) {
-        if (lane() + 32 * i < units) out[lane() + 32 * i] = Partial::round(unit[i]);
+        if (lane() + 32 * i < units) Partial::start(unit[i], at(i));
+      }
+    }
+    template <class At>
+    __device__ void add(u32 units, At at) {
+#pragma unroll
+      for (u32 i = 0; i < kLaneUnits; ++i) {
+        if (lane() + 32 * i < units) Partial::add(unit[i], at(i));
+      }
+    }
+    __device__ void store(u32 units, uint4* out) const {
+#pragma unroll
+      for (u32 i = 0; i < kLaneUnits; ++i) {
+        if (lane() + 32 * i < units) out[32 * i] = Partial::round(unit[i]);
       }
     }
   };
 
-  __device__ static u32 lane() { return threadIdx.x % 32; }
-  __device__ static u32 units_of(u32 piece) { return min(kPieceUnits, kUnits - piece * kPieceUnits); }
-
-  // Where the walk of a warp through its pieces is: one target of one piece after the other, the same in all lanes. The
-  // route to come is loaded early.
+  // A warp's way through its pieces, one target of a piece after the other, the same in all lanes. The route to come is
+  // loaded early.
   struct Walk {
     const Route* routes;
-    u32 item, end, stride, target;  // item: token * kPieces + piece
-    Route ahead;
+    u64 rows;  // this rank's partial rows, from the start of a peer's slice
+    u32 tokens, stride, target;
+    Place place;
+    Route route;
 
-    __device__ void start(const Step& step, u32 tokens) {
+    __device__ void start(const Step& step) {
       routes = step.local_region<Route>(local::kRoutesOffset);
-      item = (blockIdx.x * blockDim.x + threadIdx.x) / 32;
+      rows = step.lane_offset + heap::kPartialRowsOffset +
+             static_cast<u64>(step.rank) * config::kMaxTokens * config::kPartialBytes;
+      tokens = step.counters()->tokens;
       stride = gridDim.x * blockDim.x / 32;
-      end = tokens * kPieces;
       target = 0;
-      look_ahead();
+      place = {0, 0};
+      place.advance((blockIdx.x * blockDim.x + threadIdx.x) / 32);
+      look();
     }
-    __device__ bool done() const { return item >= end; }
-    __device__ u32 token() const { return item / kPieces; }
-    __device__ u32 piece() const { return item % kPieces; }
-    __device__ void look_ahead() {
-      if (!done()) ahead = routes[static_cast<u64>(token()) * config::kMaxTargets + target];
+    __device__ bool done() const { return place.token >= tokens; }
+    __device__ void look() {
+      if (!done()) route = routes[place.token * config::kMaxTargets + target];
     }
-    // The last target of its token, or the token has none.
-    __device__ bool last() const { return ahead.slot < 0 || (ahead.slot & kMoreTargets) == 0; }
-    __device__ bool nowhere() const { return ahead.slot < 0; }
-    // Address of the piece of the partial row at the target.
+    __device__ bool nowhere() const { return route.slot < 0; }  // a token without targets
+    __device__ bool last() const { return (route.slot & kMoreTargets) == 0 || nowhere(); }
     __device__ u64 source(const Step& step) const {
-      u64 row = static_cast<u64>(step.rank) * config::kMaxTokens + static_cast<u32>(ahead.slot & (kMoreTargets - 1));
-      return step.lane_of(static_cast<u32>(ahead.target)) + heap::kPartialRowsOffset + row * config::kPartialBytes +
-             piece() * config::kPullBytes;
+      return step.arguments->peers[route.target] + rows +
+             static_cast<u64>(static_cast<u32>(route.slot & ~kMoreTargets)) * config::kPartialBytes +
+             place.piece * config::kPullBytes;
     }
     __device__ void advance() {
+      ++target;
       if (last()) {
-        item += stride;
+        place.advance(stride);
         target = 0;
-      } else {
-        ++target;
       }
-      look_ahead();
+      look();
     }
   };
 
@@ -80,30 +113,29 @@ struct FencePull {
 
   // A warp's ring: one target's piece an entry.
   struct Ring {
+    static constexpr u32 kLast = 1, kNowhere = 2;  // of an entry
+
     BulkBarrier* loaded;
     char* entries;
     u32 size, entry, parity;
-    u32 ends, empty;  // bits by entry: the last target of its piece; nothing to add
+    u32 states;  // two bits each, of the entry that is summed next and of those behind it
 
     __device__ void start() {
       u32 warps = blockDim.x / 32, warp = threadIdx.x / 32;
-      size = min(config::kPullEntries / warps, 32u);
+      size = min(config::kPullEntries / warps, 16u);
       loaded = bulk_barriers() + warp * size;
       entries = bulk_memory() + warp * size * config::kPullBytes;
-      entry = parity = ends = empty = 0;
-      if (lane() == 0) {
-        for (u32 e = 0; e < size; ++e) bulk_init(loaded + e);
-        bulk_init_done();
-      }
+      entry = parity = states = 0;
+      if (lane() < size) bulk_init(loaded + lane());
+      bulk_init_done();
       __syncwarp();
     }
-    __device__ void request(const Step& step, Walk& walk, u32 into) {
-      if (walk.done()) return;
-      const u32 bit = 1u << into;
-      ends = walk.last() ? ends | bit : ends & ~bit;
-      empty = walk.nowhere() ? empty | bit : empty & ~bit;
+    // What the walk comes to next, into an entry; what the entry is then.
+    __device__ u32 request(const Step& step, Walk& walk, u32 into) {
+      if (walk.done()) return 0;
+      const u32 state = (walk.last() ? kLast : 0) | (walk.nowhere() ? kNowhere : 0);
       if (lane() == 0) {
-        u32 bytes = walk.nowhere() ? 0 : units_of(walk.piece()) * 16;
+        u32 bytes = walk.nowhere() ? 0 : walk.place.units() * 16;
         bulk_expect(loaded + into, bytes);
         if (bytes != 0) {
           void* to = entries + into * config::kPullBytes;
@@ -111,11 +143,19 @@ struct FencePull {
         }
       }
       walk.advance();
+      return state;
     }
-    __device__ void next() {
+    // Refills the entry that was read, and goes on to the next.
+    __device__ void refill(const Step& step, Walk& walk) {
+      __syncwarp();  // all lanes have read it
+      states = states >> 2 | request(step, walk, entry) << (2 * size - 2);
       if (++entry < size) return;
       entry = 0;
       parity ^= 1u;
+    }
+    __device__ const uint4* await() const {
+      bulk_await(loaded + entry, parity);
+      return reinterpret_cast<const uint4*>(entries + entry * config::kPullBytes) + lane();
     }
   };
 
@@ -124,29 +164,24 @@ struct FencePull {
     Ring ring;
     ring.start();
     if (lane() == 0) fence_proxy_async_global();  // peers wrote what is copied
-    Walk asked = walk;
-    for (u32 e = 0; e < ring.size; ++e) ring.request(step, asked, e);
-    uint4* out = reinterpret_cast<uint4*>(a.output);
-    for (; !walk.done(); walk.item += walk.stride) {
-      const u32 units = units_of(walk.piece());
+    Place place = walk.place;
+    for (u32 e = 0; e < ring.size; ++e) ring.states |= ring.request(step, walk, e) << (2 * e);
+    for (; place.token < walk.tokens; place.advance(walk.stride)) {
+      const u32 units = place.units();
       Sum sum;
-      bool last;
-      sum.clear((ring.empty >> ring.entry) & 1u ? 0.0f : -0.0f);
-      do {
-        bulk_await(ring.loaded + ring.entry, ring.parity);
-        last = (ring.ends >> ring.entry) & 1u;
-        if (!((ring.empty >> ring.entry) & 1u)) {
-          const uint4* from = reinterpret_cast<const uint4*>(ring.entries + ring.entry * config::kPullBytes);
-#pragma unroll
-          for (u32 i = 0; i < kLaneUnits; ++i) {
-            if (lane() + 32 * i < units) Partial::add(sum.unit[i], from[lane() + 32 * i]);
-          }
-        }
-        __syncwarp();  // all lanes have read the entry
-        ring.request(step, asked, ring.entry);
-        ring.next();
-      } while (!last);
-      sum.store(out + static_cast<u64>(walk.token()) * kUnits + walk.piece() * kPieceUnits, units);
+      const uint4* from = ring.await();
+      if (ring.states & Ring::kNowhere) {
+        sum.clear();
+      } else {
+        sum.start(units, [&](u32 i) { return from[32 * i]; });
+      }
+      while (!(ring.states & Ring::kLast)) {
+        ring.refill(step, walk);
+        from = ring.await();
+        sum.add(units, [&](u32 i) { return from[32 * i]; });
+      }
+      ring.refill(step, walk);
+      sum.store(units, place.in(a.output));
     }
   }
 
@@ -154,39 +189,42 @@ struct FencePull {
 
   struct Loaded {
     uint4 unit[kLaneUnits];
-  };
-  __device__ static void load(const Step& step, const Walk& walk, u32 units, Loaded& to) {
-    const uint4* from = reinterpret_cast<const uint4*>(walk.source(step));
+
+    __device__ void load(const Step& step, const Walk& walk, u32 units) {
+      const uint4* from = reinterpret_cast<const uint4*>(walk.source(step)) + lane();
 #pragma unroll
-    for (u32 i = 0; i < kLaneUnits; ++i) {
-      if (lane() + 32 * i < units) to.unit[i] = load_weak(from + lane() + 32 * i);
+      for (u32 i = 0; i < kLaneUnits; ++i) {
+        if (lane() + 32 * i < units) unit[i] = load_weak(from + 32 * i);
+      }
     }
-  }
+  };
 
   // The next target's units are under way while one's are added.
   template <class Arguments>
   __device__ static void sum_directly(const Arguments& a, const Step& step, Walk& walk) {
-    uint4* out = reinterpret_cast<uint4*>(a.output);
     while (!walk.done()) {
-      const u32 units = units_of(walk.piece());
-      uint4* row = out + static_cast<u64>(walk.token()) * kUnits + walk.piece() * kPieceUnits;
+      const Place place = walk.place;
+      const u32 units = place.units();
       Sum sum;
-      sum.clear(walk.nowhere() ? 0.0f : -0.0f);
-      Loaded next;
-      bool more = !walk.nowhere();
-      if (more) load(step, walk, units, next);
-      if (!more) walk.advance();
+      Loaded now, next;
+      bool more = !walk.last();
+      if (walk.nowhere()) {
+        sum.clear();
+        walk.advance();
+      } else {
+        now.load(step, walk, units);
+        walk.advance();
+        if (more) next.load(step, walk, units);
+        sum.start(units, [&](u32 i) { return now.unit[i]; });
+      }
       while (more) {
-        const Loaded now = next;
+        now = next;
         more = !walk.last();
         walk.advance();
-        if (more) load(step, walk, units, next);
-#pragma unroll
-        for (u32 i = 0; i < kLaneUnits; ++i) {
-          if (lane() + 32 * i < units) Partial::add(sum.unit[i], now.unit[i]);
-        }
+        if (more) next.load(step, walk, units);
+        sum.add(units, [&](u32 i) { return now.unit[i]; });
       }
-      sum.store(row, units);
+      sum.store(units, place.in(a.output));
     }
   }
 };

@@ -19,18 +19,19 @@ __device__ inline char* bulk_memory() {
   return memory + config::kBulkBarrierBytes;
 }
 
-// A token's payloads, concatenated, are cut into portions of kSendBytes; one fills a stage.
+// A token's payloads, concatenated, are cut into portions of kSendBytes; one fills a stage. Lane 0 of a warp moves them.
 struct SendRing {
   static constexpr u32 kPortions = (config::kTokenBytes + config::kSendBytes - 1) / config::kSendBytes;
   static constexpr u32 kStages = config::kSendStages;
   static constexpr u32 kLag = kStages / 3;  // groups of stores that may still read their stages
+  static_assert(kStages <= 32, "one lane starts one stage");
 
   BulkBarrier* loaded;
   char* stages;
   u32 first_token, first, count, stride;  // this ring's portions of the block: first, first + stride, ...
-  u32 requested, sent, stage, parity;
+  u32 sent, stage, parity;
 
-  // `index` of `rings` in the block, which sends `tokens` tokens from `first_token`. Starts loading.
+  // Ring `index` of `rings` in the block, which sends `tokens` tokens from `token` on. The whole warp starts loading.
   template <class Arguments>
   __device__ void start(const Arguments& a, u32 index, u32 rings, u32 token, u32 tokens) {
     loaded = bulk_barriers() + index * kStages;
@@ -39,17 +40,21 @@ struct SendRing {
     first = index;
     stride = rings;
     count = (tokens * kPortions + rings - 1 - index) / rings;
-    requested = sent = stage = parity = 0;
-    for (u32 s = 0; s < kStages; ++s) bulk_init(loaded + s);
-    bulk_init_done();
-    for (u32 s = 0; s < kStages; ++s) request(a, s);
+    sent = stage = parity = 0;
+    const u32 lane = threadIdx.x % 32;
+    if (lane < kStages) {
+      bulk_init(loaded + lane);
+      bulk_init_done();
+      load(a, lane, lane);
+    }
+    __syncwarp();  // lane 0 knows the barriers
   }
 
   // Portions of tokens below `end`, whose routes are in the tile that starts at `tile_first`.
   template <class Arguments>
   __device__ void send(const Arguments& a, const Step& step, const SlotTile& tile, u32 tile_first, u32 end) {
     for (; sent < count; ++sent) {
-      u32 token = first_token + portion(sent) / kPortions, part = portion(sent) % kPortions;
+      const u32 at = first + sent * stride, token = first_token + at / kPortions, part = at % kPortions;
       if (token >= end) return;
       bulk_await(loaded + stage, parity);
       const Route* routes = tile.routes[token - tile_first];
@@ -64,7 +69,7 @@ struct SendRing {
       bulk_commit();
       if (sent >= kLag) {
         bulk_wait_read<kLag>();
-        request(a, stage >= kLag ? stage - kLag : stage + kStages - kLag);
+        load(a, sent - kLag + kStages, stage >= kLag ? stage - kLag : stage + kStages - kLag);
       }
       if (++stage == kStages) {
         stage = 0;
@@ -78,18 +83,14 @@ struct SendRing {
 
   // Nothing will be sent: the loads under way end.
   __device__ void abandon() {
-    for (u32 s = 0; s < min(requested, kStages); ++s) bulk_await(loaded + s, 0);
+    for (u32 s = 0; s < min(count, kStages); ++s) bulk_await(loaded + s, 0);
   }
 
-  __device__ u32 portion(u32 number) const { return first + number * stride; }
-
   template <class Arguments>
-  __device__ void request(const Arguments& a, u32 into) {
-    if (requested >= count) return;
-    u32 token = first_token + portion(requested) / kPortions, part = portion(requested) % kPortions;
-    ++requested;
-    u32 start = part * config::kSendBytes;
-    bulk_expect(loaded + into, min(config::kSendBytes, config::kTokenBytes - start));
+  __device__ void load(const Arguments& a, u32 number, u32 into) {
+    if (number >= count) return;
+    const u32 at = first + number * stride, token = first_token + at / kPortions, part = at % kPortions;
+    bulk_expect(loaded + into, min(config::kSendBytes, config::kTokenBytes - part * config::kSendBytes));
     for_payloads(part, [&](u32 p, u32 offset, u32 in_stage, u32 bytes) {
       u64 from = a.payloads[p] + static_cast<u64>(token) * config::payload_bytes(p) + offset;
       bulk_load(stages + into * config::kSendBytes + in_stage, reinterpret_cast<const void*>(from), bytes,

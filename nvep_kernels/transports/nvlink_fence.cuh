@@ -77,7 +77,7 @@ struct NvlinkFence : NvlinkFenceDispatch {
   template <class Arguments>
   __device__ static void combine_recv(const Arguments& a, const Step& step, Shared& shared) {
     typename FencePull<Partial>::Walk walk;
-    if (step.alive) walk.start(step, step.counters()->tokens);
+    if (step.alive) walk.start(step);
     if (await_combine(step, shared)) {
       if constexpr (kBulk) {
         FencePull<Partial>::sum_in_bulk(a, step, walk);

@@ -21,16 +21,17 @@ struct NvlinkFenceDispatch : NvlinkStep {
   // small block has warps that do both.
   struct Roles {
     u32 rings, helpers;  // warps
-    bool moves;          // this thread
+    bool moves;          // this warp
     u32 ring;
 
     __device__ Roles() {
       u32 warps = blockDim.x / 32, warp = threadIdx.x / 32;
       rings = kBulk ? min(config::kSendRings, warps) : 0;
       helpers = warps > rings ? warps - rings : warps;
-      moves = warp + rings >= warps && threadIdx.x % 32 == 0;
+      moves = warp + rings >= warps;
       ring = warp + rings - warps;
     }
+    __device__ bool leads() const { return moves && threadIdx.x % 32 == 0; }
   };
 
   // This block's tokens, whose rows are loaded before the step is known.
@@ -56,7 +57,7 @@ struct NvlinkFenceDispatch : NvlinkStep {
   __device__ static void dispatch_send(const Arguments& a, const Step& step, Sending& block, Shared& shared) {
     if (!step.alive) {
       if constexpr (kBulk) {
-        if (block.roles.moves) block.ring.abandon();
+        if (block.roles.leads()) block.ring.abandon();
       }
       return;
     }
@@ -93,14 +94,14 @@ struct NvlinkFenceDispatch : NvlinkStep {
       }
       if (threadIdx.x < helpers) push_headers(a, step, at, n, tile, helpers);
       if constexpr (kBulk) {
-        if (block.roles.moves) block.ring.send(a, step, tile, at, at + n);
+        if (block.roles.leads()) block.ring.send(a, step, tile, at, at + n);
       } else {
         push_payloads<0>(a, step, at, n, tile);
       }
       __syncthreads();
     }
     if constexpr (kBulk) {
-      if (block.roles.moves) block.ring.finish();
+      if (block.roles.leads()) block.ring.finish();
     }
   }
 

@@ -6,7 +6,7 @@
 namespace nvep {
 
 // The targets of a token, ascending, and its slot at each; a target below 0 ends the list.
-struct Route {
+struct alignas(8) Route {
   i32 target;
   i32 slot;
 };
