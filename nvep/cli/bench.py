@@ -7,6 +7,7 @@ import itertools
 import json
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -61,6 +62,8 @@ class _Bench:
     """The command in this process."""
 
     def __init__(self, options: argparse.Namespace) -> None:
+        if options.json and not Path(options.json).parent.is_dir():  # known now, not after minutes
+            raise ArgumentError("--json", options.json, "a file in a folder that exists")
         self._options = options
         self.results: list[CaseResult] = []
         self._floors: list[Floors] = []

@@ -93,16 +93,18 @@ def charts(results: Iterable[Mapping[str, Any]], peers: Iterable[Mapping[str, An
             if "median_us" not in result or case["max_blocks"] or case["spans"] == "split":
                 continue
             model = tuple(case[name] for name in _MODEL)
-            key = (case["ranks"], model, case["routing"], case["flush_l2"], data["emulated"])
+            apart = result["floor"]["link_bytes"] > 0
+            key = (case["ranks"], model, case["routing"], case["flush_l2"], data["emulated"], apart)
             title = f"{case['ranks']} ranks, hidden {model[0]}, top-{model[2]} of {model[1]}, {model[3]}"
             title += f", {case['routing']} routing" + (", L2 flushed" if case["flush_l2"] else "")
+            title += "" if apart else ", nothing crosses a link"
             chart = found.setdefault(key, Chart(title + mark))
             tokens = case["tokens"]
             chart.figures.setdefault(f"nvep {case['protocol']}", {})[tokens] = result["median_us"]
             chart.floors.setdefault("floor of this machine", {})[tokens] = result["floor_us"]
             chart.link_bytes[tokens] = result["floor"]["link_bytes"] or result["floor"]["remote_bytes"]
     for key, chart in found.items():
-        if key[2:] == ("uniform", False, False):
+        if key[2:] == ("uniform", False, False, True):  # as the peers were measured
             _add_peers(chart, key[0], key[1], peers)
     return [chart for chart in found.values() if any(len(points) > 1 for points in chart.figures.values())]
 
@@ -112,7 +114,9 @@ def _add_peers(chart: Chart, ranks: int, model: tuple[Any, ...], peers: Iterable
         for curve in data["curves"]:
             if data["ranks"] == ranks and tuple(curve[name] for name in _MODEL) == model:
                 points = {int(tokens): float(us) for tokens, us in curve["pair_us"].items()}
-                (chart.floors if curve.get("floor") else chart.figures)[f"{curve['name']}, {data['hardware']}"] = points
+                (chart.floors if curve.get("floor") else chart.figures)[
+                    f"{curve['name']}, {data['hardware'].split(',')[0]}"
+                ] = points
 
 
 def draw(chart: Chart) -> bytes:
@@ -128,11 +132,11 @@ def draw(chart: Chart) -> bytes:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise PlotUnavailable(f"nvep plot needs matplotlib: pip install 'nvep[plot]' ({error})") from error
-    figure = Figure(figsize=(13, 5), layout="constrained")
+    figure = Figure(figsize=(13, 6), layout="constrained")
     FigureCanvasAgg(figure)
     figure.suptitle(chart.title)
     latency, bandwidth = figure.subplots(1, 2)
-    for curves, style in ((chart.figures, "o-"), (chart.floors, "k--")):
+    for curves, style in ((chart.figures, "o-"), (chart.floors, "--")):
         for name, points in curves.items():
             tokens = sorted(points)
             latency.plot(tokens, [points[t] for t in tokens], style, label=name, markersize=4)
@@ -141,9 +145,10 @@ def draw(chart: Chart) -> bytes:
     for axes, label in ((latency, "dispatch + combine, us"), (bandwidth, "GB/s between ranks")):
         axes.set(xlabel="tokens a rank", ylabel=label)
         axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter("{x:g}")
         axes.grid(alpha=0.3)
     latency.set_yscale("log")
-    latency.legend(fontsize="x-small")
+    figure.legend(loc="outside lower center", ncols=3, fontsize="small")
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=120)
     return buffer.getvalue()
