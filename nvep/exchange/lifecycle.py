@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection
-from contextlib import suppress
+from contextlib import ExitStack
+from functools import partial
 from typing import Any, Self
 
 import numpy as np
 
 from nvep.arrays import ArrayOwner
 from nvep.config import ExchangeConfig
-from nvep.errors import ArgumentError, ExchangeClosed, GroupError, NvepError
+from nvep.errors import ArgumentError, ExchangeClosed, NvepError
 from nvep.exchange.failures import Statistics
 from nvep.exchange.inputs import InputChecker, checked_mask
 from nvep.exchange.kernels import ExchangeKernels
@@ -22,6 +23,7 @@ from nvep.exchange.recovery import await_departure, common_epoch
 from nvep.exchange.tuning import choose_protocol
 from nvep.exchange.views import lane_arguments, view_arrivals
 from nvep.group import RankGroup
+from nvep.runtime.frees import Frees
 
 
 class ExchangeState:
@@ -40,21 +42,19 @@ class ExchangeState:
         group.agree("placement", config.placement)  # which repr(config) leaves out
         group.agree("ExchangeConfig", config)
         self.plan = Plan(config, group.size, group.device.bulk)
+        self._frees = _shared_frees(group)
         self.kernels = ExchangeKernels(group, self.plan)
-        self.memory = ExchangeMemory(group, self.plan)
-        try:
+        with ExitStack() as undo:  # what a construction that fails on some rank leaves, no exchange being open for it
+            self.memory = ExchangeMemory(group, self.plan)
+            undo.callback(self._frees.defer, self.memory.close)
             self._inputs = group.together(lambda: InputChecker(config, group.size, self.device))
-        except BaseException:
-            self.memory.close()
-            raise
-        try:
+            undo.callback(self._frees.defer, self._inputs.close)
             self._processes = group.allgather(None if group.in_process else os.getpid())
             self._protocol = choose_protocol(config, group)
+            self._frees.enter()  # before the last collective: no peer's step comes earlier
+            undo.callback(self._frees.leave)
             group.together(self._prepare_lanes)
-        except BaseException:
-            self._inputs.close()
-            self.memory.close()
-            raise
+            undo.pop_all()
 
     def _prepare_lanes(self) -> None:
         config = self.config
@@ -174,11 +174,17 @@ class ExchangeState:
             lane.synchronize()
 
     def close(self) -> None:
-        """Free everything; idempotent. Healthy ranks of one process on GPUs wait for one another, others for nobody.
+        """Free everything; idempotent. Waits as `drain` does, and for no peer.
 
-        Waits as `drain` does; peers keep the memory that they map. The exchange's arrays then raise ExchangeClosed.
-        What reads them in place (NumPy, other libraries) keeps the memory on an emulated device until it is gone; on a
-        GPU it must be gone before.
+        Peers keep the memory that they map. On GPUs, ranks of one process free when none of their group has an exchange
+        open any more: freeing may wait for a peer's kernels, which may wait for launches that it holds off. The
+        exchange's arrays raise ExchangeClosed. What reads them in place (NumPy, other libraries) keeps the memory on an
+        emulated device until it is gone; on a GPU it must be gone before.
+
+        Raises
+        ------
+        DeviceError
+            The device failed. On the rank that closes last, also what another rank's memory could not be freed for.
         """
         if self._closed:
             return
@@ -190,28 +196,16 @@ class ExchangeState:
             if self._failure is None:
                 self._unseen = self.memory.status.error()
             self.memory.acknowledge()  # no kernel of this rank runs any more: survivors may recover
-            self._await_neighbours()
         finally:
             self._closed = True
             self._lanes.clear()  # what they keep for their kernels may be arrays of ours
-            self._inputs.close()
+            self._frees.defer(self._inputs.close)
             if self.device.emulated:
-                self._lifetime.expire(then=self.memory.close)
+                self._lifetime.expire(then=partial(self._frees.defer, self.memory.close))
             else:
                 self._lifetime.expire()
-                self.memory.close()
-
-    def _await_neighbours(self) -> None:
-        """Ranks that share a GPU within a process free together.
-
-        Freeing may wait for every kernel of the GPU while it holds off the process's other driver calls: a peer's
-        kernel might then wait for one that can no longer be launched. Who failed, or goes on without somebody, does not
-        wait; nor does anybody for a rank that is gone.
-        """
-        healthy = self._failure is None and self._unseen is None and not self._mask.any()
-        if healthy and self.group.in_process and not self.device.emulated:
-            with suppress(GroupError):
-                self.group.barrier()
+                self._frees.defer(self.memory.close)
+            self._frees.leave()
 
     def __enter__(self) -> Self:
         return self
@@ -230,6 +224,16 @@ class ExchangeState:
     def _require_open(self) -> None:
         if self._closed:
             raise ExchangeClosed("the exchange is closed")
+
+
+def _shared_frees(group: RankGroup) -> Frees:
+    """What ranks of one process free together where freeing waits for kernels; elsewhere a rank frees by itself."""
+    device = group.device
+    if not (group.in_process and device.frees_wait_for_kernels):
+        return Frees()
+    device.frees = group.allgather(device.frees)[group.members[0]]
+    device.frees.settle()  # every rank is here: nobody's kernels wait for a launch that is still to come
+    return device.frees
 
 
 def _require_config(config: object, group: RankGroup) -> None:

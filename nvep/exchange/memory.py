@@ -120,7 +120,7 @@ class ExchangeMemory:
 
     def _tell_peers(self, region: str, word: int) -> None:
         """Store ``word`` in this rank's place of every peer's ``region``."""
-        stream = self.device.create_stream()  # the others may stand behind a kernel that waits
+        stream = self.device.control_stream  # the others may stand behind a kernel that waits
         value = np.array([word], dtype=np.uint64)
         for peer in range(self._group.size):
             self.device.copy_in(self.heap.address(region, rank=peer) + 8 * self.rank, value, stream)

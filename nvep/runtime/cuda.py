@@ -106,6 +106,7 @@ class CudaDevice(Device):
     """
 
     kind = "cuda"
+    frees_wait_for_kernels = True
 
     def __init__(self, ordinal: int = 0, *, settings: Settings | None = None) -> None:
         count, why = count_devices()
@@ -132,9 +133,9 @@ class CudaDevice(Device):
         self._closed = False
         self._streams: list[CudaStream] = []
         self._default_stream = self.create_stream()
-        self._setup_stream = self.create_stream()
+        self.control_stream = self._setup_stream = self.create_stream()
         self._pool = self._create_pool(core)
-        self._staging = StagingRing(CudaHostMemory(_STAGING_BYTES, self.make_current), lambda s: s.record().core)
+        self._staging = StagingRing(self.allocate_host(_STAGING_BYTES), lambda s: s.record().core)
 
     def _core(self) -> Any:
         """cuda.core's object for this GPU (one per thread), current on the calling thread."""
@@ -174,7 +175,10 @@ class CudaDevice(Device):
         core_call("cuMemFreeAsync", buffer.close, self._setup_stream.owner)
 
     def allocate_host(self, nbytes: int) -> CudaHostMemory:
-        return CudaHostMemory(nbytes, self.make_current)
+        return CudaHostMemory(nbytes, self.make_current, self._defer)
+
+    def _defer(self, free: Callable[[], object]) -> None:
+        self.frees.defer(free)
 
     def copy_in(self, address: int, array: np.ndarray, stream: Stream) -> None:
         """See :class:`Device`. Refused under capture: a graph would read this host array again at each replay."""
@@ -245,7 +249,7 @@ class CudaDevice(Device):
             self.as_stream(consumer_handle).wait(producer.record())
 
     def _begin_capture(self, stream: Stream) -> CudaGraph:
-        graph = CudaGraph(self.make_current)
+        graph = CudaGraph(self.make_current, self._defer)
         graph.begin(_stream(stream))
         return graph
 
@@ -336,6 +340,9 @@ class CudaDevice(Device):
         if self._closed:
             return
         self._closed = True
+        self.frees.defer(self._free)
+
+    def _free(self) -> None:
         steps: list[Callable[[], Any]] = [stream.synchronize for stream in self._streams]
         steps.append(self._staging.close)
         steps += [memory.free for memory in self._allocations]

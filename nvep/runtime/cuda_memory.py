@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from threading import Lock
 from typing import Any
 
@@ -47,11 +48,14 @@ class CudaHostMemory(HostMemory):
     ----------
     bind : callable
         Makes the device current on the calling thread.
+    defer : callable
+        Runs what it is given when freeing may wait for kernels, as ``cuMemFreeHost`` does.
     """
 
-    def __init__(self, nbytes: int, bind: Callable[[], None]) -> None:
+    def __init__(self, nbytes: int, bind: Callable[[], None], defer: Callable[[Callable[[], object]], None]) -> None:
         bind()
         self._bind = bind
+        self._defer = defer
         size = max(nbytes, 1)
         self._host: int | None = int(check(f"cuMemHostAlloc of {size} bytes", driver.cuMemHostAlloc(size, _MAPPED)))
         ctypes.memset(self._host, 0, size)
@@ -71,8 +75,11 @@ class CudaHostMemory(HostMemory):
     def free(self) -> None:
         host, self._host = self._host, None
         if host is not None:
-            self._bind()
-            check("cuMemFreeHost", driver.cuMemFreeHost(host))
+            self._defer(partial(self._free, host))
+
+    def _free(self, host: int) -> None:
+        self._bind()
+        check("cuMemFreeHost", driver.cuMemFreeHost(host))
 
 
 class StagingRing:

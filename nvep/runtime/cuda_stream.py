@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from cuda.bindings import driver
@@ -112,10 +113,11 @@ def stream_handle(stream: Any) -> int:
 
 
 class CudaGraph(Graph):
-    """An instantiated graph; launchable once its capture has ended."""
+    """An instantiated graph; launchable once its capture has ended. ``defer`` runs what may wait for kernels."""
 
-    def __init__(self, bind: Callable[[], None]) -> None:
+    def __init__(self, bind: Callable[[], None], defer: Callable[[Callable[[], object]], None]) -> None:
         self._bind = bind
+        self._defer = defer
         self._executable: Any = None
 
     @property
@@ -154,5 +156,8 @@ class CudaGraph(Graph):
     def close(self) -> None:
         executable, self._executable = self._executable, None
         if executable is not None:
-            self._bind()
-            check("cuGraphExecDestroy", driver.cuGraphExecDestroy(executable))
+            self._defer(partial(self._destroy, executable))
+
+    def _destroy(self, executable: Any) -> None:
+        self._bind()
+        check("cuGraphExecDestroy", driver.cuGraphExecDestroy(executable))

@@ -7,10 +7,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from nvep.runtime.frees import Frees
 from nvep.runtime.source import KernelSource
 
 
@@ -125,6 +127,8 @@ class Device(ABC):
         Launch shape of exchange kernels where the configuration leaves it open.
     bulk : BulkCopies or None
         None where it has no bulk copies.
+    frees_wait_for_kernels : bool
+        Freeing memory may wait for kernels of other ranks of the process: it goes through `frees`.
     """
 
     kind: str
@@ -134,6 +138,17 @@ class Device(ABC):
     default_threads: int
     default_blocks: int
     bulk: BulkCopies | None
+    frees_wait_for_kernels = False
+
+    @cached_property
+    def frees(self) -> Frees:
+        """What is freed only while no exchange is open; ranks of one process that exchange come to share it."""
+        return Frees()
+
+    @cached_property
+    def control_stream(self) -> Stream:
+        """A stream with no kernels, for what must not stand behind one that waits."""
+        return self.create_stream()
 
     @property
     def emulated(self) -> bool:
@@ -236,4 +251,4 @@ class Device(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Synchronise and free streams; memory handed out must have been freed by its owners."""
+        """Synchronise and free streams, through `frees`; memory handed out must have been freed by its owners."""
