@@ -59,7 +59,7 @@ class ExpertParallel:
     group : RankGroup
         Who takes part.
     weights : ModelWeights
-        The whole model; each rank's device gets its own experts.
+        The whole model; each rank's device gets its own experts, from the file.
     max_tokens : int
         Most rows of this rank in a call.
     protocol : str
@@ -86,8 +86,8 @@ class ExpertParallel:
         self._resources = ExitStack()
         self._layers: list[MoELayer] = []
         try:
-            for layer in weights.layers:
-                experts = MoEWeights(layer.experts.gate, layer.experts.up, layer.experts.down)
+            for layer in range(shape.layers):
+                experts = MoEWeights.from_safetensors(weights.path, layer=layer, naming="stacked")
                 moe = MoELayer(group, experts, max_tokens=max_tokens, **options)
                 self._layers.append(self._resources.enter_context(moe))
         except BaseException:

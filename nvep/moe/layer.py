@@ -77,7 +77,7 @@ class MoELayer:
                 raise ArgumentError("weights", weights, "MoEWeights")
             arrays = weights.checked(group.device)
             experts, _, hidden = arrays[0].shape
-            sizes = {"num_experts": experts, "row_bytes": hidden * 2, "partial_elements": hidden}
+            sizes: dict[str, Any] = {"num_experts": experts, "row_bytes": hidden * 2, "partial_elements": hidden}
             return ExchangeConfig(top_k=top_k, max_tokens=max_tokens, **sizes, **options), arrays
 
         config, arrays = group.together(check)

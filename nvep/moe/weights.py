@@ -1,15 +1,20 @@
-"""Expert weights: global arrays in, this rank's share on its device."""
+"""Expert weights: all experts in, one rank's share on its device, one expert at a time."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from os import PathLike
 from typing import Any
 
 import numpy as np
 
 from nvep.config import partial_dtype
-from nvep.errors import ArgumentError, ShapeError
+from nvep.errors import ArgumentError, DTypeError, ShapeError
 from nvep.inputs import InputSpec, as_input
+from nvep.moe.checkpoint import Checkpoint
+from nvep.moe.naming import ExpertParts, stored_weights
+from nvep.moe.placement import Placement
+from nvep.moe.stored import ExpertTensor, LazyExperts, ReplicatedExperts
 from nvep.runtime.device import Device, Memory
 
 _ALIGNED_ELEMENTS = 8  # 16 bytes of bf16
@@ -17,27 +22,85 @@ _ALIGNED_ELEMENTS = 8  # 16 bytes of bf16
 
 @dataclass(frozen=True)
 class MoEWeights:
-    """Weights of all experts of a layer, in host memory; each rank copies its own to its device.
+    """Weights of all experts of a layer; each rank copies its own to its device.
 
     Attributes
     ----------
     gate, up : array
-        bf16 ``[num_experts, intermediate, hidden]``: NumPy with ml_dtypes, or any DLPack producer on the host.
+        bf16 ``[num_experts, intermediate, hidden]``: NumPy with ml_dtypes, any DLPack producer on the host, or what
+        `from_safetensors` gives, which reads an expert when it is asked for.
     down : array
         bf16 ``[num_experts, hidden, intermediate]``.
+    biases : ExpertParts or None
+        ``gate`` and ``up`` ``[num_experts, intermediate]``, ``down`` ``[num_experts, hidden]``, where a model has them.
+    scales : ExpertParts or None
+        Scales of quantised matrices that `from_safetensors` was asked to leave as they are.
     """
 
     gate: Any
     up: Any
     down: Any
+    biases: ExpertParts | None = None
+    scales: ExpertParts | None = None
 
-    def checked(self, device: Device) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The three arrays as NumPy views, for a rank whose device is ``device``.
+    @staticmethod
+    def from_safetensors(path: str | PathLike[str], *, layer: int, naming: str, dequantise: bool = True) -> MoEWeights:
+        """The experts of one layer of a checkpoint. Headers are read and checked now, an expert when it is needed.
+
+        A `MoELayer` thus reads the experts of its rank only, one matrix at a time, and keeps none in host memory. The
+        files must stay as they are until then.
+
+        Parameters
+        ----------
+        path : path-like
+            A ``.safetensors`` file, a folder with such files or with ``model.safetensors.index.json``, or the index.
+        layer : int
+            Number of the layer in the model.
+        naming : str
+            How the model family calls its tensors: ``"mixtral"``, ``"qwen-moe"``, ``"deepseek"``, ``"olmoe"``
+            (a tensor for each expert: bf16, or e4m3 with scales of 128 x 128 blocks), ``"gpt-oss"`` (gate and up
+            interleaved, with biases: bf16 or mxfp4), or ``"stacked"`` (``layers.<layer>.experts.gate``, ``up`` and
+            ``down``, as the attributes). Any other storage is refused.
+        dequantise : bool
+            Quantised matrices read as bf16, rounded once (exact for mxfp4). Otherwise they stay as stored, with
+            ``scales``: e4m3 with float32 ``[num_experts, rows / 128, columns / 128]``, or mxfp4 as uint8
+            ``[num_experts, rows, columns / 32, 16]`` with ue8m0 ``[num_experts, rows, columns / 32]``.
+
+        Raises
+        ------
+        ArgumentError
+            A file or tensor is missing, or a file is not intact.
+        DTypeError, ShapeError
+            Naming the tensor that is not as it should be.
+        """
+        found = stored_weights(Checkpoint(path), layer, naming, dequantise=dequantise)
+        return MoEWeights(*found.matrices, biases=found.biases, scales=found.scales)
+
+    def replicated(self, placement: Placement) -> MoEWeights:
+        """Weights of physical experts, for a layer over ``placement.num_physical`` experts on ``placement.ranks``.
+
+        Nothing is copied: copies of an expert read the same memory or file.
+
+        Raises
+        ------
+        ArgumentError
+            The placement is of another number of experts.
+        """
+        if not isinstance(placement, Placement) or placement.num_logical != len(self.gate):
+            raise ArgumentError("placement", placement, f"a Placement of {len(self.gate)} experts")
+        gate, up, down = _copied(ExpertParts(self.gate, self.up, self.down), placement)
+        biases, scales = (None if parts is None else _copied(parts, placement) for parts in (self.biases, self.scales))
+        return MoEWeights(gate, up, down, biases, scales)
+
+    def checked(self, device: Device) -> tuple[ExpertTensor, ExpertTensor, ExpertTensor]:
+        """The three matrices of every expert, for a rank whose device is ``device``.
 
         Raises
         ------
         DTypeError, ShapeError
             Naming the array.
+        ArgumentError
+            There are biases, which no grouped GEMM adds so far.
         """
         gate = _host_array(device, "gate", self.gate, ("experts", "intermediate", "hidden"))
         experts, intermediate, hidden = gate.shape
@@ -46,15 +109,35 @@ class MoEWeights:
             raise ShapeError("weights.gate", gate.shape, allowed)
         up = _host_array(device, "up", self.up, (experts, intermediate, hidden))
         down = _host_array(device, "down", self.down, (experts, hidden, intermediate))
+        if self.biases is not None:
+            raise ArgumentError("weights.biases", "biases", "None: no grouped GEMM adds biases so far")
         return gate, up, down
 
 
-def _host_array(device: Device, name: str, array: Any, shape: tuple[int | str, ...]) -> np.ndarray:
+def _copied(parts: ExpertParts, placement: Placement) -> ExpertParts:
+    return ExpertParts(*(ReplicatedExperts(part, placement.logical) for part in parts))
+
+
+def _host_array(device: Device, name: str, array: Any, shape: tuple[int | str, ...]) -> ExpertTensor:
     spec = InputSpec(f"weights.{name}", (partial_dtype("bf16"),), shape)
+    if isinstance(array, ReplicatedExperts):
+        source = _host_array(device, name, array.source, ("experts", *shape[1:]))
+        return _checked_lazy(spec, ReplicatedExperts(source, array.logical))
+    if isinstance(array, LazyExperts):
+        return _checked_lazy(spec, array)
     view = as_input(array, spec, device=device)
     if not view.settled:
         raise ArgumentError(spec.name, "a device array", "a host array")
     return view.to_numpy()
+
+
+def _checked_lazy(spec: InputSpec, array: LazyExperts) -> LazyExperts:
+    if array.dtype not in spec.dtypes:
+        raise DTypeError(spec.name, str(array.dtype), spec.dtypes[0].name)
+    extents = zip(spec.shape, array.shape)
+    if len(spec.shape) != len(array.shape) or any(isinstance(w, int) and w != have for w, have in extents):
+        raise ShapeError(spec.name, array.shape, spec.describe_shape())
+    return array
 
 
 class LocalExperts:
@@ -68,22 +151,32 @@ class LocalExperts:
         bf16, as in `MoEWeights` with the local experts only.
     """
 
-    def __init__(self, device: Device, weights: tuple[np.ndarray, np.ndarray, np.ndarray], index: np.ndarray) -> None:
+    def __init__(
+        self, device: Device, weights: tuple[ExpertTensor, ExpertTensor, ExpertTensor], index: np.ndarray
+    ) -> None:
         self._memories: list[Memory] = []
-        mine = np.flatnonzero(index >= 0)
+        mine = [int(expert) for expert in np.flatnonzero(index >= 0)]
         try:
-            self.index = self._put(device, index)
-            self.gate, self.up, self.down = (self._put(device, w[mine]) for w in weights)
+            self.index = self._allocate(device, index.nbytes)
+            device.copy_in(self.index.address, np.ascontiguousarray(index), device.default_stream)
+            self.gate, self.up, self.down = (self._put(device, tensor, mine) for tensor in weights)
             device.default_stream.synchronize()
         except BaseException:
             self.close()
             raise
 
-    def _put(self, device: Device, array: np.ndarray) -> Memory:
-        memory = device.allocate(max(array.nbytes, 16))
+    def _allocate(self, device: Device, nbytes: int) -> Memory:
+        memory = device.allocate(max(nbytes, 16))
         self._memories.append(memory)
-        if array.nbytes:
-            device.copy_in(memory.address, np.ascontiguousarray(array), device.default_stream)
+        return memory
+
+    def _put(self, device: Device, tensor: ExpertTensor, mine: list[int]) -> Memory:
+        nbytes = int(np.prod(tensor.shape[1:])) * tensor.dtype.itemsize
+        memory = self._allocate(device, len(mine) * nbytes)
+        for position, expert in enumerate(mine):
+            address = memory.address + position * nbytes
+            device.copy_in(address, np.ascontiguousarray(tensor[expert]), device.default_stream)
+            device.default_stream.synchronize()  # copies that wait in a stream would hold the experts in memory
         return memory
 
     def close(self) -> None:

@@ -54,7 +54,8 @@ def logistic(x: Float32Array) -> Float32Array:
     """1 / (1 + exp(-x)), with :func:`exp_nonpositive`."""
     one = np.float32(1.0)
     e = exp_nonpositive(np.where(x > 0, -x, x))
-    return np.where(x >= 0, one, e) / (one + e)
+    result: Float32Array = np.where(x >= 0, one, e) / (one + e)
+    return result
 
 
 def sum_over_experts(values: Float32Array) -> Float32Array:

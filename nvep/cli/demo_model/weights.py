@@ -74,12 +74,15 @@ class ModelWeights:
         float32 ``[hidden]``.
     layers : tuple of LayerWeights
         From the input to the output.
+    path : Path
+        The file that all of this came from.
     """
 
     shape: ModelShape
     embedding: Float32Array
     final_norm: Float32Array
     layers: tuple[LayerWeights, ...]
+    path: Path
 
 
 def load_weights(path: Path = WEIGHTS_FILE) -> ModelWeights:
@@ -110,6 +113,7 @@ def load_weights(path: Path = WEIGHTS_FILE) -> ModelWeights:
         tensors.take("embedding", 256, shape.hidden).astype(np.float32),
         tensors.take("final_norm", shape.hidden).astype(np.float32),
         tuple(_layer(tensors, f"layers.{i}.", shape) for i in range(shape.layers)),
+        Path(path),
     )
 
 
