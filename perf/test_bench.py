@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ import pytest
 from nvep.bench import Case, CaseResult, Floors, default_cases, measure_floors, run_case, small
 from nvep.bench.kernels import FloorKernels
 from nvep.cli.bench import print_result
+from nvep.cli.traces import read_trace
 from nvep.config import Settings, mpi_launch
 from nvep.group import RankGroup, run_local
 from nvep.runtime import choose_device_kind
@@ -25,6 +27,9 @@ EMULATED = choose_device_kind(Settings.from_environment().device) == "emulated"
 OTHERS = () if LAUNCH else (4,) if EMULATED else (4, 8)
 CASES = default_cases(RANKS, other_ranks=OTHERS)
 CASES = list(dict.fromkeys(small(case) for case in CASES)) if EMULATED else CASES
+LOG = Path(__file__).parents[1] / "tests" / "data" / "demo_routing.jsonl"
+RECORDED = Case(RANKS, hidden=2048, experts=32, top_k=4, routing="recorded")  # as the log was
+CASES.append(small(RECORDED) if EMULATED else RECORDED)
 
 
 class ReplayClock:
@@ -60,7 +65,8 @@ def measure() -> Iterator[Callable[[Case], CaseResult]]:
     """Runs a case on a local group, or on the ranks of mpirun."""
 
     def run(group: RankGroup, case: Case, floors: Floors) -> CaseResult:
-        return run_case(group, case, floors=floors, kernels=FloorKernels(group.device))
+        recorded = read_trace(LOG, layer="0").ids if case.routing == "recorded" else None
+        return run_case(group, case, floors=floors, kernels=FloorKernels(group.device), recorded=recorded)
 
     if LAUNCH is None:
         yield lambda case: run_local(lambda g: run(g, case, _floors(None, case.ranks)), case.ranks)[0]

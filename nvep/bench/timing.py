@@ -51,6 +51,7 @@ class Timing:
 def time_exchange(exchange: Exchange, case: Case, *, inputs: Inputs, kernels: FloorKernels) -> Timing:
     """Time ``case`` on its exchange. Collective; the same result on every rank."""
     timer = _Timer(exchange, case, inputs, kernels)
+    exchange.group.barrier()  # nobody instantiates a graph or allocates while a peer's kernel waits for him
     try:
         gathered = np.array(exchange.group.allgather(timer.spans()))
         spans = gathered.max(axis=0)  # [replays, phases]
