@@ -82,46 +82,56 @@ __device__ inline u32 clean(TokenIds& ids) {
   return bad;
 }
 
-// Rows that tokens [0, end) send to each target. All threads call this, and find `count` complete after it.
-template <class Arguments>
-__device__ inline void count_before(const Arguments& a, u32 end, const RankSet& active, u32 (&count)[config::kRanks]) {
-  constexpr u32 batch = config::kTopK <= 8 ? 4 : 1;  // tokens whose loads are under way together
-  constexpr u32 words = (config::kRanks + 31) / 32;
-  const u32 lane = threadIdx.x % 32;
-  for (u32 r = threadIdx.x; r < config::kRanks; r += blockDim.x) count[r] = 0;
-  __syncthreads();
-  u32 mine[words] = {};  // of ranks lane, lane + 32, ...
-  for (u32 first = 0; first < end; first += batch * blockDim.x) {
-    RankSet sets[batch];
+// A warp's share of the rows that tokens [0, end) send to each rank, masked or not: lane l holds ranks l, l + 32, ...
+struct RowCounts {
+  static constexpr u32 kWords = (config::kRanks + 31) / 32;
+  static constexpr u32 kBatch = config::kTopK <= 8 ? 4 : 1;  // tokens whose loads are under way together
+  u32 rows[kWords];
+
+  template <class Arguments>
+  __device__ void count(const Arguments& a, u32 end) {
 #pragma unroll
-    for (u32 b = 0; b < batch; ++b) {
-      u32 token = first + b * blockDim.x + threadIdx.x;
-      sets[b] = {};
-      if (token < end) sets[b] = given_targets(given_ids(a, token), a.expert_ranks);
-    }
+    for (u32 w = 0; w < kWords; ++w) rows[w] = 0;
+    for (u32 first = 0; first < end; first += kBatch * blockDim.x) {
+      RankSet sets[kBatch];
 #pragma unroll
-    for (u32 w = 0; w < words; ++w) {
+      for (u32 b = 0; b < kBatch; ++b) {
+        u32 token = first + b * blockDim.x + threadIdx.x;
+        sets[b] = {};
+        if (token < end) sets[b] = given_targets(given_ids(a, token), a.expert_ranks);
+      }
+#pragma unroll
+      for (u32 w = 0; w < kWords; ++w) {
 #pragma unroll 8
-      for (u32 bit = 0; bit < min(32u, config::kRanks - 32 * w); ++bit) {
-        u32 senders = 0;
+        for (u32 bit = 0; bit < min(32u, config::kRanks - 32 * w); ++bit) {
+          u32 senders = 0;
 #pragma unroll
-        for (u32 b = 0; b < batch; ++b)
-          senders += static_cast<u32>(__popc(__ballot_sync(kWarp, sets[b].has(32 * w + bit))));
-        if (lane == bit) mine[w] += senders;
+          for (u32 b = 0; b < kBatch; ++b) {
+            senders += static_cast<u32>(__popc(__ballot_sync(kWarp, sets[b].has(32 * w + bit))));
+          }
+          if (threadIdx.x % 32 == bit) rows[w] += senders;
+        }
       }
     }
   }
-#pragma unroll
-  for (u32 w = 0; w < words; ++w) {
-    u32 r = 32 * w + lane;
-    if (r < config::kRanks && mine[w] != 0 && active.has(r)) atomicAdd(&count[r], mine[w]);
-  }
-  __syncthreads();
-}
 
-// One warp assigns the slots of up to 32 tokens from `first`, advances the counts and keeps the routes for C.recv.
+  // All threads call this: the sum over the block, complete when it returns.
+  __device__ void add_up(u32 (&total)[config::kRanks]) const {
+    for (u32 r = threadIdx.x; r < config::kRanks; r += blockDim.x) total[r] = 0;
+    __syncthreads();
+#pragma unroll
+    for (u32 w = 0; w < kWords; ++w) {
+      u32 r = 32 * w + threadIdx.x % 32;
+      if (r < config::kRanks && rows[w] != 0) atomicAdd(&total[r], rows[w]);
+    }
+    __syncthreads();
+  }
+};
+
+// One warp assigns the slots of up to 32 tokens from `first`, whose ids as they were given its lanes hold, advances the
+// counts and keeps the routes for C.recv.
 template <class Arguments>
-__device__ inline void assign_tile(const Arguments& a, const Step& step, u32 first, u32 tokens,
+__device__ inline void assign_tile(const Arguments& a, const Step& step, TokenIds ids, u32 first, u32 tokens,
                                    u32 (&count)[config::kRanks], SlotTile& tile) {
   constexpr u32 words = (config::kRanks + 31) / 32;
   const u32 lane = threadIdx.x % 32;
@@ -129,7 +139,6 @@ __device__ inline void assign_tile(const Arguments& a, const Step& step, u32 fir
   u32 bad = 0, next = 0;
   bool dropped = false;
   if (lane < tokens) {
-    TokenIds ids = given_ids(a, first + lane);
     set = given_targets(ids, a.expert_ranks);
     bad = clean(ids);
     tile.ids[lane] = ids;

@@ -17,18 +17,23 @@ struct NvlinkFence : NvlinkFenceDispatch {
   }
 
   template <class Arguments>
-  __device__ static void combine_send(const Arguments& a, const Step& step, Nothing, Shared& shared) {
+  __device__ static void combine_send(const Arguments& a, const Step& step, Nothing, const Shared&) {
     if (!step.alive) return;
     const u64 exposed = step.lane_of(step.rank) + heap::kPartialRowsOffset;
-    if (a.partial_rows != 0 && a.partial_rows != exposed) copy_partial_rows(a.partial_rows, exposed, step);
-    announce_combine(step, shared);
+    const bool copies = a.partial_rows != 0 && a.partial_rows != exposed;
+    if (copies) copy_partial_rows(a.partial_rows, exposed, step);
+    announce_combine(step, copies);
   }
 
-  __device__ static void announce_combine(const Step& step, const Shared& shared) {
-    Protocol::announce(
-        &step.counters()->combine_arrivals, step.active,
-        [&](u32) { return make_record(step.epoch, 0, Protocol::kCode); },
-        [&](u32 r) { return combine_record(step.lane_of(r), step.rank); });
+  // Rows that are exposed already were stored by earlier kernels: no block has to wait for another.
+  __device__ static void announce_combine(const Step& step, bool copied) {
+    auto word = [&](u32) { return make_record(step.epoch, 0, Protocol::kCode); };
+    auto where = [&](u32 r) { return combine_record(step.lane_of(r), step.rank); };
+    if (copied) {
+      Protocol::announce_blocks(&step.counters()->combine_arrivals, step.active, word, where);
+    } else if (blockIdx.x == 0 && threadIdx.x == 0) {
+      Protocol::announce(step.active, word, where);
+    }
   }
 
   __device__ static u64* combine_record(u64 lane, u32 source) {
@@ -61,24 +66,24 @@ struct NvlinkFence : NvlinkFenceDispatch {
 
   // --- C.recv ---------------------------------------------------------------------------------------------------------
 
-  __device__ static bool await_combine(const Step& step, const Shared& shared) {
+  __device__ static bool await_combine(const Step& step) {
     return step.alive && await_records<Protocol>(
                              step, [&](u32 r) { return combine_record(step.lane_of(step.rank), r); }, [](u32, u64) {});
   }
 
   // Ends a step without combine: the records of combine with zero rows.
-  __device__ static void release(const Step& step, const Shared& shared) {
-    if (step.alive) announce_combine(step, shared);
-    await_combine(step, shared);
+  __device__ static void release(const Step& step, const Shared&) {
+    if (step.alive) announce_combine(step, false);
+    await_combine(step);
     complete(step);
   }
 
   // The routes and the first of them are known before any peer has said that it is ready.
   template <class Arguments>
-  __device__ static void combine_recv(const Arguments& a, const Step& step, Shared& shared) {
+  __device__ static void combine_recv(const Arguments& a, const Step& step, Nothing, const Shared&) {
     typename FencePull<Partial>::Walk walk;
     if (step.alive) walk.start(step);
-    if (await_combine(step, shared)) {
+    if (await_combine(step)) {
       if constexpr (kBulk) {
         FencePull<Partial>::sum_in_bulk(a, step, walk);
       } else {

@@ -34,11 +34,18 @@ struct NvlinkFenceDispatch : NvlinkStep {
     __device__ bool leads() const { return moves && threadIdx.x % 32 == 0; }
   };
 
-  // This block's tokens, whose rows are loaded before the step is known.
+  // This block's tokens. Before the step is known their rows are on their way, those of earlier tokens are counted, and
+  // warp 0 has the ids of the first tile.
   struct Sending {
     u32 tokens, first, end;
     Roles roles;
     SendRing ring;
+    TokenIds ids;
+    RowCounts before;
+
+    // The last range ends with the counts of the whole step.
+    __device__ static bool totals() { return blockIdx.x == gridDim.x - 1; }
+    __device__ bool routes() const { return first < end || totals(); }
   };
   template <class Arguments>
   __device__ static Sending dispatch_ahead(const Arguments& a) {
@@ -50,6 +57,8 @@ struct NvlinkFenceDispatch : NvlinkStep {
       const Roles& roles = block.roles;
       if (roles.moves) block.ring.start(a, roles.ring, roles.rings, block.first, block.end - block.first);
     }
+    block.ids = ids_of_tile(a, block.first, block.end);
+    if (block.routes()) block.before.count(a, block.first);
     return block;
   }
 
@@ -61,20 +70,25 @@ struct NvlinkFenceDispatch : NvlinkStep {
       }
       return;
     }
-    const bool totals = blockIdx.x == gridDim.x - 1;  // the last range ends with the counts of the whole step
-    if (block.first < block.end || totals) {
-      count_before(a, block.first, step.active, shared.sent);
+    if (block.routes()) {
+      block.before.add_up(shared.sent);
       send_tiles(a, step, block, shared);
     }
     u32* sent = step.local_region<u32>(local::kSendCountsOffset);
-    if (totals) {
+    if (block.totals()) {
       for (u32 r = threadIdx.x; r < config::kRanks; r += blockDim.x) store_relaxed_device(sent + r, shared.sent[r]);
     }
-    bool announced = Protocol::announce(
+    bool announced = Protocol::announce_blocks(
         &step.counters()->send_arrivals, step.active,
         [&](u32 r) { return make_record(step.epoch, load_relaxed_device(sent + r), Protocol::kCode); },
         [&](u32 r) { return dispatch_record(step.lane_of(r), step.rank, step.epoch); });
     if (announced) close_dispatch_send(a, step, block.tokens);
+  }
+
+  template <class Arguments>
+  __device__ static TokenIds ids_of_tile(const Arguments& a, u32 first, u32 end) {
+    const u32 token = first + threadIdx.x;
+    return threadIdx.x < kTileTokens && token < end ? given_ids(a, token) : TokenIds{};
   }
 
   // While rows of one tile are on their way, the next one is routed.
@@ -83,14 +97,17 @@ struct NvlinkFenceDispatch : NvlinkStep {
     const u32 first = block.first, end = block.end, helpers = 32 * block.roles.helpers;
     const bool routes = threadIdx.x < 32;
     u32 now = 0;
-    if (routes && first < end) assign_tile(a, step, first, min(kTileTokens, end - first), shared.sent, shared.tile[0]);
+    if (routes && first < end) {
+      assign_tile(a, step, block.ids, first, min(kTileTokens, end - first), shared.sent, shared.tile[0]);
+    }
     __syncthreads();
     for (u32 at = first; at < end; at += kTileTokens) {
       const u32 next = at + kTileTokens, n = min(kTileTokens, end - at);
       const SlotTile& tile = shared.tile[now];
       now ^= 1u;
       if (routes && next < end) {
-        assign_tile(a, step, next, min(kTileTokens, end - next), shared.sent, shared.tile[now]);
+        const TokenIds ids = ids_of_tile(a, next, end);
+        assign_tile(a, step, ids, next, min(kTileTokens, end - next), shared.sent, shared.tile[now]);
       }
       if (threadIdx.x < helpers) push_headers(a, step, at, n, tile, helpers);
       if constexpr (kBulk) {

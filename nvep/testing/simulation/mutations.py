@@ -111,7 +111,7 @@ _LIST = [
         (
             Patch(_FENCE, _INCREMENT, _RELEASING),
             Patch(_FENCE, "    fence_acq_rel_system();\n", ""),
-            Patch(_FENCE, "store_relaxed_system(where(r), word(r))", "store_release_system(where(r), word(r))"),
+            Patch(_FENCE, "store_relaxed_system(where(r), words[r])", "store_release_system(where(r), words[r])"),
         ),
     ),
     Mutation(
@@ -162,12 +162,11 @@ _LIST = [
         (
             Patch(
                 _NVLINK_FENCE,
-                "    announce_combine(step, shared);\n  }\n\n  __device__ static void announce_combine",
+                "    announce_combine(step, copies);\n",
                 "    i32 rows = 0;\n"
                 "    const i32* counts = step.local_region<i32>(local::kCountsOffset);\n"
                 "    for (u32 r = 0; r < config::kRanks; ++r) rows += counts[r];\n"
-                "    if (rows != 0) announce_combine(step, shared);\n"
-                "  }\n\n  __device__ static void announce_combine",
+                "    if (rows != 0) announce_combine(step, copies);\n",
             ),
         ),
     ),
@@ -238,7 +237,7 @@ _LIST = [
         "no-entry-wait",
         "pieces of partial rows are added before they have come",
         "fence",
-        (Patch(_PULL, "        bulk_await(ring.loaded + ring.entry, ring.parity);\n", ""),),
+        (Patch(_PULL, "      bulk_await(loaded + entry, parity);\n", ""),),
     ),
     Mutation(
         "no-proxy-fence",
