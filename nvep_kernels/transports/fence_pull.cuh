@@ -77,11 +77,12 @@ struct FencePull {
     Place place;
     Route route;
 
-    __device__ void start(const Step& step) {
-      routes = step.local_region<Route>(local::kRoutesOffset);
-      rows = step.lane_offset + heap::kPartialRowsOffset +
-             static_cast<u64>(step.rank) * config::kMaxTokens * config::kPartialBytes;
-      tokens = step.counters()->tokens;
+    template <class Arguments>
+    __device__ void start(const Arguments& a) {
+      routes = reinterpret_cast<const Route*>(a.local + local::kRoutesOffset);
+      rows = a.lane * heap::kLaneBytes + heap::kPartialRowsOffset +
+             static_cast<u64>(a.rank) * config::kMaxTokens * config::kPartialBytes;
+      tokens = reinterpret_cast<const Counters*>(a.local + local::kCountersOffset)->tokens;
       stride = gridDim.x * blockDim.x / 32;
       target = 0;
       place = {0, 0};
@@ -160,9 +161,7 @@ struct FencePull {
   };
 
   template <class Arguments>
-  __device__ static void sum_in_bulk(const Arguments& a, const Step& step, Walk& walk) {
-    Ring ring;
-    ring.start();
+  __device__ static void sum_in_bulk(const Arguments& a, const Step& step, Ring& ring, Walk& walk) {
     if (lane() == 0) fence_proxy_async_global();  // peers wrote what is copied
     Place place = walk.place;
     for (u32 e = 0; e < ring.size; ++e) ring.states |= ring.request(step, walk, e) << (2 * e);

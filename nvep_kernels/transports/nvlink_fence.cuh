@@ -11,13 +11,18 @@ template <class Partial>
 struct NvlinkFence : NvlinkFenceDispatch {
   // --- C.send ---------------------------------------------------------------------------------------------------------
 
+  using Pull = FencePull<Partial>;
+
+  // Tokens and routes are known before the step is, and before any peer has said that it is ready.
   template <class Arguments>
-  __device__ static Nothing combine_ahead(const Arguments&, bool) {
-    return {};
+  __device__ static typename Pull::Walk combine_ahead(const Arguments& a, bool) {
+    typename Pull::Walk walk;
+    walk.start(a);
+    return walk;
   }
 
   template <class Arguments>
-  __device__ static void combine_send(const Arguments& a, const Step& step, Nothing, const Shared&) {
+  __device__ static void combine_send(const Arguments& a, const Step& step, const typename Pull::Walk&, const Shared&) {
     if (!step.alive) return;
     const u64 exposed = step.lane_of(step.rank) + heap::kPartialRowsOffset;
     const bool copies = a.partial_rows != 0 && a.partial_rows != exposed;
@@ -78,16 +83,15 @@ struct NvlinkFence : NvlinkFenceDispatch {
     complete(step);
   }
 
-  // The routes and the first of them are known before any peer has said that it is ready.
   template <class Arguments>
-  __device__ static void combine_recv(const Arguments& a, const Step& step, Nothing, const Shared&) {
-    typename FencePull<Partial>::Walk walk;
-    if (step.alive) walk.start(step);
+  __device__ static void combine_recv(const Arguments& a, const Step& step, typename Pull::Walk& walk, const Shared&) {
+    typename Pull::Ring ring;
+    if constexpr (kBulk) ring.start();
     if (await_combine(step)) {
       if constexpr (kBulk) {
-        FencePull<Partial>::sum_in_bulk(a, step, walk);
+        Pull::sum_in_bulk(a, step, ring, walk);
       } else {
-        FencePull<Partial>::sum_directly(a, step, walk);
+        Pull::sum_directly(a, step, walk);
       }
     }
     complete(step);

@@ -185,7 +185,8 @@ _LIST = [
             Patch(
                 _PULL,
                 "+ heap::kPartialRowsOffset +",
-                "+ (step.counters()->dispatched & 1u ? heap::kPartialRowsOffset "
+                "+ (reinterpret_cast<const Counters*>(a.local + local::kCountersOffset)->dispatched & 1u "
+                "? heap::kPartialRowsOffset "
                 ": config::payload_offset(0) + config::kMaxTokens * config::kPartialBytes) +",
             ),
         ),
