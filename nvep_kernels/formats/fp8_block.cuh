@@ -5,13 +5,18 @@
 
 namespace nvep {
 
+// What an element is converted from: NaN if it is not finite, so that an infinity does not saturate.
+__device__ __forceinline__ float scaled_or_nan(float x, float inverse) {
+  return is_finite(x) ? __fmul_rn(x, inverse) : bits_to_float(0x7fffffffu);
+}
+
 // Eight e4m3 of x * inverse.
 __device__ __forceinline__ u64 pack_e4m3(const float (&x)[kUnitElements], float inverse) {
   u64 unit = 0;
 #pragma unroll
-  for (u32 i = 0; i < kUnitElements; ++i) {
-    const u64 code = is_finite(x[i]) ? float_to_e4m3(__fmul_rn(x[i], inverse)) : 0x7fu;
-    unit |= code << (8 * i);
+  for (u32 i = 0; i < kUnitElements / 2; ++i) {
+    const float low = scaled_or_nan(x[2 * i], inverse), high = scaled_or_nan(x[2 * i + 1], inverse);
+    unit |= static_cast<u64>(float2_to_e4m3x2(low, high)) << (16 * i);
   }
   return unit;
 }

@@ -40,6 +40,17 @@ __device__ __forceinline__ float ue8m0_to_float(u8 v) {
   return bits_to_float(exponent == 255u ? 0x7fffffffu : exponent ? exponent << 23 : 0x00400000u);
 }
 
+// Two at a time, the first in the low byte; as float_to_e4m3.
+__device__ __forceinline__ u16 float2_to_e4m3x2(float low, float high) {
+#if !defined(NVEP_EMULATED) && __CUDA_ARCH__ >= 890
+  u16 r;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(r) : "f"(high), "f"(low));
+  return r;
+#else
+  return static_cast<u16>(float_to_e4m3(low) | (static_cast<u32>(float_to_e4m3(high)) << 8));
+#endif
+}
+
 // Both e4m3 of a word, the low byte first: one instruction where there is one, since GEMMs do this in their load stage.
 __device__ __forceinline__ float2 e4m3x2_to_float2(u16 v) {
 #if !defined(NVEP_EMULATED) && __CUDA_ARCH__ >= 890
