@@ -59,7 +59,6 @@ struct Idleness {
     if (++sweeps % kControlPeriod != 0) return;
     Control* control = view.control();
     EngineState* state = view.state();
-    store_relaxed_system(&control->sweeps, load_relaxed_system(&control->sweeps) + 1);
     u64 now = global_timer_ns(), seen = load_relaxed_device(&state->activity);
     u64 called = load_relaxed_system(&control->wake);
     if (since == 0 || seen != activity || called != wake) since = now;
@@ -92,7 +91,7 @@ __device__ inline u32 watch(const EngineView& view, EngineShared& shared, u32& c
       waiting |= drain(view.a, engine, ring);
       if (has_arrived(view.a, engine, ring)) found = r;
     }
-    if (waiting || found != kNoRing) fetch_add_relaxed_device(&view.state()->activity, 1ull);
+    if (found != kNoRing) fetch_add_relaxed_device(&view.state()->activity, 1ull);
     if (blockIdx.x == 0 && lane == 0) idleness.look(view);
     if (found != kNoRing) atomicOr(&shared.news, 1u);
     bool ended = load_relaxed_device(&view.state()->ended) == view.a.launch;

@@ -106,6 +106,7 @@ __device__ inline bool send_next(Sender& sender, u32 m) {
   bool good = true;
   if (m % kStaged == 0 && m != 0) good = lane != 0 || sender.reuse_staging();
   if (!__all_sync(0xffffffffu, good)) return false;
+  __syncwarp();  // lane 0 saw that the slots are free; now all lanes know
   stage(a, sender.warp, m, step);
   if (kByWarp) return send_by_warp(sender, m);
   if (lane == 0) {

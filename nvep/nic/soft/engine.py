@@ -22,7 +22,7 @@ from nvep.nic.soft.layouts import (
     engine_prelude,
 )
 from nvep.nic.soft.model import SoftNicModel
-from nvep.nic.soft.ready_thread import ReadyThread
+from nvep.nic.soft.ready_thread import ReadyQueue, ReadyThread
 from nvep.runtime.device import Device, Event, LaunchShape, Memory, Stream
 from nvep.runtime.source import KernelSource
 
@@ -73,14 +73,6 @@ class SoftEngine:
         self._dumps: dict[int, Callable[[], list[RingDump]]] = {}
         self._live = LiveRings(self._all_dumps) if model.live else None
         self._ready_thread: ReadyThread | None = None
-
-    @property
-    def ready_thread(self) -> ReadyThread:
-        """Free Flow's host thread, of all ranks; compiled when first asked for."""
-        with self._lock:
-            if self._ready_thread is None:
-                self._ready_thread = ReadyThread()
-            return self._ready_thread
 
     # Ranks
 
@@ -150,6 +142,25 @@ class SoftEngine:
         with self._lock:
             sources = list(dict.fromkeys(self._dumps.values()))
         return [dump for source in sources for dump in source()]
+
+    # Free Flow
+
+    def add_ready_queues(self, queues: list[ReadyQueue]) -> None:
+        """Have the host thread ring for send queues; it is compiled for the first."""
+        with self._lock:
+            if self._ready_thread is None:
+                self._ready_thread = ReadyThread()
+        self._ready_thread.add(queues)
+
+    def remove_ready_queues(self, numbers: list[int]) -> None:
+        """Returns once the host thread does not touch them any more."""
+        if self._ready_thread is not None:
+            self._ready_thread.remove(numbers)
+
+    @property
+    def heartbeat(self) -> int:
+        """Scans of the host thread so far; 0 without one."""
+        return 0 if self._ready_thread is None else self._ready_thread.heartbeat
 
     # The kernel
 

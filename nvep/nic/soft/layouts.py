@@ -63,7 +63,7 @@ CONTROL = ArgumentStruct(
         Field("wake", "u64"),
         Field("stop", "u64"),
         Field("state", "u64"),
-        Field("sweeps", "u64"),
+        Field("unused", "u64"),
     ],
 )
 STATE_RUNNING, STATE_LEAVING = 1, 2  # low bits of Control.state, below the number of the launch

@@ -121,9 +121,8 @@ class SoftNic(Nic):
                 ready, doorbell, record = map(memory.host_address, (parts.ready, parts.doorbell, parts.record))
                 queues.append(ReadyQueue(ready, doorbell, record, depth=spec.depth, number=memory.number(index)))
         if queues:
-            thread = self._engine.ready_thread
-            thread.add(queues)
-            self._resources.callback(thread.remove, [queue.number for queue in queues])
+            self._engine.add_ready_queues(queues)
+            self._resources.callback(self._engine.remove_ready_queues, [queue.number for queue in queues])
 
     def _port(self, memory: RingMemory, signals: int) -> np.ndarray:
         regions = bytearray()
@@ -178,7 +177,7 @@ class SoftNic(Nic):
     @property
     def heartbeat(self) -> int:
         """Scans of Free Flow's host thread so far; 0 without one."""
-        return self._engine.ready_thread.heartbeat
+        return self._engine.heartbeat
 
     def pause(self) -> None:
         """Take the engine, of all ranks that share it, off the device until somebody calls `wake`."""
