@@ -14,41 +14,47 @@ struct SlotTile {
   TokenIds ids[kTileTokens];
 };
 
-// Ids as they were given; one that fits no i32 becomes one that no expert has.
+// A given id that fits no i32 becomes one that no expert has.
+__device__ inline i32 narrow_id(u64 id) {
+  const i32 narrow = static_cast<i32>(id);
+  return static_cast<u64>(static_cast<i64>(narrow)) == id ? narrow : config::kNumExperts;
+}
+
+// Ids as they were given, in 16-byte units where these hold whole rows.
 template <class Arguments>
 __device__ inline TokenIds given_ids(const Arguments& a, u32 token) {
   TokenIds ids;
-  const u64 row = a.expert_ids + static_cast<u64>(token) * config::kTopK * (a.ids_are_64_bit ? 8 : 4);
-  bool units = a.expert_ids % 16 == 0;
+  const u64 first = static_cast<u64>(token) * config::kTopK;
+  const bool units = a.expert_ids % 16 == 0;
   if (a.ids_are_64_bit) {
-    auto narrow = [](u64 id) {
-      return id == static_cast<u64>(static_cast<i64>(static_cast<i32>(id))) ? static_cast<i32>(id)
-                                                                            : config::kNumExperts;
-    };
-    if (units && config::kTopK % 2 == 0) {
+    const u64* row = reinterpret_cast<const u64*>(a.expert_ids) + first;
+    if constexpr (config::kTopK % 2 == 0) {
 #pragma unroll
-      for (u32 i = 0; i < config::kTopK / 2; ++i) {
-        u64x2 pair = reinterpret_cast<const u64x2*>(row)[i];
-        ids.id[2 * i] = narrow(pair.a);
-        ids.id[2 * i + 1] = narrow(pair.b);
+      for (u32 k = 0; units && k < config::kTopK; k += 2) {
+        const u64x2 pair = *reinterpret_cast<const u64x2*>(row + k);
+        ids.id[k] = narrow_id(pair.a);
+        ids.id[k + 1] = narrow_id(pair.b);
       }
-    } else {
-#pragma unroll
-      for (u32 k = 0; k < config::kTopK; ++k) ids.id[k] = narrow(reinterpret_cast<const u64*>(row)[k]);
+      if (units) return ids;
     }
-  } else if (units && config::kTopK % 4 == 0) {
 #pragma unroll
-    for (u32 i = 0; i < config::kTopK / 4; ++i) {
-      uint4 four = reinterpret_cast<const uint4*>(row)[i];
-      ids.id[4 * i] = static_cast<i32>(four.x);
-      ids.id[4 * i + 1] = static_cast<i32>(four.y);
-      ids.id[4 * i + 2] = static_cast<i32>(four.z);
-      ids.id[4 * i + 3] = static_cast<i32>(four.w);
-    }
-  } else {
-#pragma unroll
-    for (u32 k = 0; k < config::kTopK; ++k) ids.id[k] = reinterpret_cast<const i32*>(row)[k];
+    for (u32 k = 0; k < config::kTopK; ++k) ids.id[k] = narrow_id(row[k]);
+    return ids;
   }
+  const i32* row = reinterpret_cast<const i32*>(a.expert_ids) + first;
+  if constexpr (config::kTopK % 4 == 0) {
+#pragma unroll
+    for (u32 k = 0; units && k < config::kTopK; k += 4) {
+      const uint4 four = *reinterpret_cast<const uint4*>(row + k);
+      ids.id[k] = static_cast<i32>(four.x);
+      ids.id[k + 1] = static_cast<i32>(four.y);
+      ids.id[k + 2] = static_cast<i32>(four.z);
+      ids.id[k + 3] = static_cast<i32>(four.w);
+    }
+    if (units) return ids;
+  }
+#pragma unroll
+  for (u32 k = 0; k < config::kTopK; ++k) ids.id[k] = row[k];
   return ids;
 }
 
