@@ -1,6 +1,6 @@
 // Rows of 16-bit or 32-bit floats, eight elements at a time: what is quantised, and what dequantisation gives.
 #pragma once
-#include "primitives/convert.cuh"
+#include "primitives/convert_small.cuh"
 #include "primitives/memory.cuh"
 #include "primitives/types.cuh"
 
@@ -8,7 +8,7 @@ namespace nvep {
 
 constexpr u32 kUnitElements = 8;  // a thread's share: 16 bytes of a 16-bit format
 
-// Eight 16-bit elements; Convert supplies widen(u16) and narrow(float).
+// Eight 16-bit elements; Convert supplies widen(u16) and narrow(low, high).
 template <class Convert>
 struct Elements16 {
   static constexpr u32 kBytes = 16;
@@ -25,10 +25,7 @@ struct Elements16 {
   __device__ __forceinline__ static uint4 pack(const float (&x)[kUnitElements]) {
     u32 word[4];
 #pragma unroll
-    for (u32 i = 0; i < 4; ++i) {
-      const u32 high = Convert::narrow(x[2 * i + 1]);
-      word[i] = static_cast<u32>(Convert::narrow(x[2 * i])) | (high << 16);
-    }
+    for (u32 i = 0; i < 4; ++i) word[i] = Convert::narrow(x[2 * i], x[2 * i + 1]);
     return make_uint4(word[0], word[1], word[2], word[3]);
   }
 
@@ -43,12 +40,12 @@ struct Elements16 {
 
 struct NarrowBf16 {
   __device__ __forceinline__ static float widen(u16 v) { return bf16_to_float(v); }
-  __device__ __forceinline__ static u16 narrow(float v) { return float_to_bf16(v); }
+  __device__ __forceinline__ static u32 narrow(float low, float high) { return float2_to_bf16x2(low, high); }
 };
 
 struct NarrowFp16 {
   __device__ __forceinline__ static float widen(u16 v) { return half_to_float(v); }
-  __device__ __forceinline__ static u16 narrow(float v) { return float_to_half(v); }
+  __device__ __forceinline__ static u32 narrow(float low, float high) { return float2_to_half2(low, high); }
 };
 
 using ElementsBf16 = Elements16<NarrowBf16>;

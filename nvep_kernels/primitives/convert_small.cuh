@@ -1,4 +1,5 @@
-// Conversions of e2m1 (4 bits), ue8m0 (a power of two in 8 bits) and pairs of e4m3. Both devices give the same bits.
+// Conversions of e2m1 (4 bits) and ue8m0 (a power of two in 8 bits), and of pairs where one instruction does two. Both
+// devices give the same bits.
 #pragma once
 
 #include "primitives/convert.cuh"
@@ -38,6 +39,28 @@ __device__ __forceinline__ u8 float_to_ue8m0(float v) {
 __device__ __forceinline__ float ue8m0_to_float(u8 v) {
   const u32 exponent = v;
   return bits_to_float(exponent == 255u ? 0x7fffffffu : exponent ? exponent << 23 : 0x00400000u);
+}
+
+// Two at a time, the first in the low half; as float_to_bf16.
+__device__ __forceinline__ u32 float2_to_bf16x2(float low, float high) {
+#if !defined(NVEP_EMULATED) && __CUDA_ARCH__ >= 800
+  u32 r;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+  return r;
+#else
+  return float_to_bf16(low) | (static_cast<u32>(float_to_bf16(high)) << 16);
+#endif
+}
+
+// Two at a time, the first in the low half; as float_to_half.
+__device__ __forceinline__ u32 float2_to_half2(float low, float high) {
+#if !defined(NVEP_EMULATED) && __CUDA_ARCH__ >= 800
+  u32 r;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+  return r;
+#else
+  return float_to_half(low) | (static_cast<u32>(float_to_half(high)) << 16);
+#endif
 }
 
 // Two at a time, the first in the low byte; as float_to_e4m3.
