@@ -4,7 +4,8 @@
 
 using namespace nvep;
 
-extern "C" __global__ void __launch_bounds__(kMaxThreads) combine(const __grid_constant__ CombineArguments arguments) {
+extern "C" __global__ void __launch_bounds__(kMaxThreads, 1)
+    combine(const __grid_constant__ CombineArguments arguments) {
   grid_dependency_wait();
   grid_dependency_launch();
   NVEP_SHARED(Transport::Shared, shared);
@@ -12,5 +13,5 @@ extern "C" __global__ void __launch_bounds__(kMaxThreads) combine(const __grid_c
   Step step = open_phase(arguments, kPhaseCombine);
   step.joined = true;
   Transport::combine_send(arguments, step, ahead, shared);
-  Transport::combine_recv(arguments, step, shared);
+  Transport::combine_recv(arguments, step, ahead, shared);
 }

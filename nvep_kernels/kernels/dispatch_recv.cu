@@ -4,7 +4,7 @@
 
 using namespace nvep;
 
-extern "C" __global__ void __launch_bounds__(kMaxThreads)
+extern "C" __global__ void __launch_bounds__(kMaxThreads, 1)
     dispatch_recv(const __grid_constant__ DispatchArguments arguments) {
   grid_dependency_wait();
   grid_dependency_launch();

@@ -4,7 +4,8 @@
 
 using namespace nvep;
 
-extern "C" __global__ void __launch_bounds__(kMaxThreads) release(const __grid_constant__ CombineArguments arguments) {
+extern "C" __global__ void __launch_bounds__(kMaxThreads, 1)
+    release(const __grid_constant__ CombineArguments arguments) {
   grid_dependency_wait();
   grid_dependency_launch();
   NVEP_SHARED(Transport::Shared, shared);

@@ -35,7 +35,9 @@ struct Wire {
   __device__ static u64x2* body(u64 slot, u32 c) {
     return reinterpret_cast<u64x2*>(chunk(slot, c) + kPrefixBytes + (c == 0 ? kHeaderBytes : 0));
   }
-  __device__ static u32 units(u32 c) { return min(kChunkUnits, kUnits - c * kChunkUnits); }
+  __device__ static u32 units(u32 c) {
+    return kUnits % kChunkUnits == 0 ? kChunkUnits : min(kChunkUnits, kUnits - c * kChunkUnits);
+  }
 };
 
 // The units of a chunk that one lane holds: number lane, lane + 32, ...

@@ -11,28 +11,40 @@ struct LaneIds {
   i32 id[kLoads];
 };
 
-// Loads of a token's ids, as they are.
+// Ids as they were given: halves of 64-bit ids, or twice the same 32 bits. Nothing here waits for a load.
+struct RawIds {
+  u32 low[LaneIds::kLoads], high[LaneIds::kLoads];
+};
+
 template <class Arguments>
-__device__ inline void load_lane_ids(const Arguments& a, u32 token, i64 (&raw)[LaneIds::kLoads]) {
+__device__ inline void load_lane_ids(const Arguments& a, u32 token, RawIds& raw) {
+  u32 bytes = a.ids_are_64_bit ? 8 : 4;
 #pragma unroll
   for (u32 i = 0; i < LaneIds::kLoads; ++i) {
-    u32 k = threadIdx.x % 32 + 32 * i;
-    raw[i] = k < config::kTopK ? raw_expert_id(a, token * config::kTopK + k) : -1;
+    u32 k = min(threadIdx.x % 32 + 32 * i, config::kTopK - 1);
+    const char* id = reinterpret_cast<const char*>(a.expert_ids) + static_cast<u64>(token * config::kTopK + k) * bytes;
+    raw.low[i] = *reinterpret_cast<const u32*>(id);
+    raw.high[i] = *reinterpret_cast<const u32*>(id + bytes - 4);
   }
 }
 
 // The whole warp checks a token's ids. Returns how many were neither valid nor -1, the same to all lanes.
-__device__ inline u32 check_lane_ids(const i64 (&raw)[LaneIds::kLoads], LaneIds& ids) {
+template <class Arguments>
+__device__ inline u32 check_lane_ids(const Arguments& a, const RawIds& raw, LaneIds& ids) {
   u32 bad = 0;
   i32 first = -1;  // as given
 #pragma unroll
   for (u32 i = 0; i < LaneIds::kLoads; ++i) {
-    bool valid = static_cast<u64>(raw[i]) < static_cast<u64>(config::kNumExperts);
-    i32 id = valid ? static_cast<i32>(raw[i]) : -1;
+    bool mine = threadIdx.x % 32 + 32 * i < config::kTopK;
+    u32 extension = static_cast<u32>(static_cast<i32>(raw.low[i]) >> 31);
+    bool fits = !a.ids_are_64_bit || raw.high[i] == extension;
+    i32 given = static_cast<i32>(raw.low[i]);
+    bool valid = mine && fits && raw.low[i] < static_cast<u32>(config::kNumExperts);
+    i32 id = valid ? given : -1;
     bool repeated = (__match_any_sync(kWarp, id) & ((1u << threadIdx.x % 32) - 1)) != 0;
     for (int other = 0; i == 1 && other < 32; ++other) repeated |= __shfl_sync(kWarp, first, other) == id;
     repeated &= valid;
-    bool wrong = !valid && raw[i] != -1 && raw[i] != config::kInvalidExpert;
+    bool wrong = mine && !valid && !(fits && (given == -1 || given == config::kInvalidExpert));
     bad += static_cast<u32>(__popc(__ballot_sync(kWarp, wrong || repeated)));
     ids.id[i] = repeated ? -1 : id;
     first = id;

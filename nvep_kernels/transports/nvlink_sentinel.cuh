@@ -36,14 +36,40 @@ struct NvlinkSentinel : NvlinkSentinelDispatch {
     LaneUnits data;
   };
 
-  // The first chunk of this warp, loaded while the step's own words are on their way.
+  static constexpr u32 kRouteLoads = (config::kMaxTargets + 31) / 32;
+
+  // A token's targets by position, one a lane.
+  struct LaneRoutes {
+    Route route[kRouteLoads];
+  };
+
+  // The first chunks that this warp sends and sums, loaded while the step's own words are on their way.
+  struct CombineAhead {
+    PartialChunk chunk;
+    u32 tokens;
+    LaneRoutes routes;
+  };
+
   template <class Arguments>
-  __device__ static PartialChunk combine_ahead(const Arguments& a, bool joined) {
-    PartialChunk chunk = {};
+  __device__ static CombineAhead combine_ahead(const Arguments& a, bool joined) {
+    CombineAhead ahead = {};
     u32 work = warp_index();
-    if (work < combine_work(joined, config::kMaxTokens))
-      load_partial_chunk(a, combine_place(a.rank, joined, work), chunk);
-    return chunk;
+    if (work < combine_work(joined, config::kMaxTokens)) {
+      load_partial_chunk(a, combine_place(a.rank, joined, work), ahead.chunk);
+    }
+    ahead.tokens = reinterpret_cast<const Counters*>(a.local + local::kCountersOffset)->tokens;
+    if (work < config::kMaxTokens * CombineWire::kChunks) load_routes(a, work / CombineWire::kChunks, ahead.routes);
+    return ahead;
+  }
+
+  template <class Arguments>
+  __device__ static void load_routes(const Arguments& a, u32 token, LaneRoutes& routes) {
+    const Route* kept =
+        reinterpret_cast<const Route*>(a.local + local::kRoutesOffset) + static_cast<u64>(token) * config::kMaxTargets;
+#pragma unroll
+    for (u32 i = 0; i < kRouteLoads; ++i) {
+      routes.route[i] = kept[min(threadIdx.x % 32 + 32 * i, config::kMaxTargets - 1)];
+    }
   }
 
   template <class Arguments>
@@ -70,8 +96,9 @@ struct NvlinkSentinel : NvlinkSentinelDispatch {
   }
 
   template <class Arguments>
-  __device__ static void combine_send(const Arguments& a, const Step& step, PartialChunk& chunk, const Shared&) {
+  __device__ static void combine_send(const Arguments& a, const Step& step, CombineAhead& ahead, const Shared&) {
     if (!step.alive) return;
+    PartialChunk& chunk = ahead.chunk;
     u32 total = combine_work(step.joined, most_tokens(step));
     for (u32 work = warp_index(); work < total;) {
       send_partial_chunk(a, step, combine_place(step.rank, step.joined, work), chunk);
@@ -106,16 +133,17 @@ struct NvlinkSentinel : NvlinkSentinelDispatch {
 
   // --- C.recv ---------------------------------------------------------------------------------------------------------
 
-  static constexpr u32 kRouteLoads = (config::kMaxTargets + 31) / 32;
   static constexpr u32 kWatched = config::kMaxTargets < 2 ? 1 : 2;  // targets at once; a lane each watches a key
 
   template <class Arguments>
-  __device__ static void combine_recv(const Arguments& a, const Step& step, const Shared&) {
+  __device__ static void combine_recv(const Arguments& a, const Step& step, CombineAhead& ahead, const Shared&) {
     complete(step);
     if (!step.alive) return;
-    u32 total = step.counters()->tokens * CombineWire::kChunks;
-    for (u32 work = warp_index(); work < total; work += warp_count()) {
-      if (!sum_chunk(a, step, work / CombineWire::kChunks, work % CombineWire::kChunks)) return;
+    u32 total = ahead.tokens * CombineWire::kChunks;
+    for (u32 work = warp_index(); work < total;) {
+      if (!sum_chunk(a, step, work / CombineWire::kChunks, work % CombineWire::kChunks, ahead.routes)) return;
+      work += warp_count();
+      if (work < total) load_routes(a, work / CombineWire::kChunks, ahead.routes);
     }
   }
 
@@ -123,17 +151,13 @@ struct NvlinkSentinel : NvlinkSentinelDispatch {
 
   // One chunk of one output row: targets ascending, in float32, rounded once; -0 is the identity of addition.
   template <class Arguments>
-  __device__ static bool sum_chunk(const Arguments& a, const Step& step, u32 token, u32 c) {
-    u32 lane = threadIdx.x % 32;
-    const Route* routes =
-        step.local_region<Route>(local::kRoutesOffset) + static_cast<u64>(token) * config::kMaxTargets;
-    Route mine[kRouteLoads];
-    u32 awaited[kRouteLoads], any = 0;
+  __device__ static bool sum_chunk(const Arguments& a, const Step& step, u32 token, u32 c, const LaneRoutes& routes) {
+    u32 lane = threadIdx.x % 32, awaited[kRouteLoads], any = 0;
 #pragma unroll
-    for (u32 i = 0; i < kRouteLoads; ++i)
-      mine[i] = lane + 32 * i < config::kMaxTargets ? routes[lane + 32 * i] : Route{-1, -1};
-#pragma unroll
-    for (u32 i = 0; i < kRouteLoads; ++i) any |= awaited[i] = __ballot_sync(kWarp, mine[i].slot >= 0);
+    for (u32 i = 0; i < kRouteLoads; ++i) {
+      awaited[i] = __ballot_sync(kWarp, lane + 32 * i < config::kMaxTargets && routes.route[i].slot >= 0);
+      any |= awaited[i];
+    }
     Sum sum;
 #pragma unroll
     for (u32 i = 0; i < kLaneUnits; ++i) {
@@ -148,7 +172,7 @@ struct NvlinkSentinel : NvlinkSentinelDispatch {
         for (u32 g = 0; g < kWatched; ++g) {
           u32 bit = awaited[i] == 0 ? 32u : static_cast<u32>(__ffs(static_cast<int>(awaited[i]))) - 1;
           awaited[i] &= awaited[i] - 1;
-          target[g] = static_cast<u32>(__shfl_sync(kWarp, mine[i].target, static_cast<int>(bit % 32)));
+          target[g] = static_cast<u32>(__shfl_sync(kWarp, routes.route[i].target, static_cast<int>(bit % 32)));
           position[g] = bit == 32 ? kNobody : bit + 32 * i;
         }
         if (!add_targets(a, step, token, c, position, target, sum)) return false;

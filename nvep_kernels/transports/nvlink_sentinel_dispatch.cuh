@@ -9,9 +9,12 @@ struct NvlinkSentinelDispatch : NvlinkSentinelLanding {
   // A chunk of a token as loaded: nothing here depends on the step.
   struct TokenChunk {
     LaneUnits data;
-    i64 raw_id[LaneIds::kLoads];
+    RawIds ids;
     float weight[LaneIds::kLoads];
   };
+
+  // The warp of chunk 0 has the header to send: another one keeps the routes.
+  static constexpr u32 kRoutesChunk = DispatchWire::kChunks > 1 ? 1 : 0;
 
   // The first chunk of this warp, loaded while the step's own words are on their way.
   template <class Arguments>
@@ -25,7 +28,7 @@ struct NvlinkSentinelDispatch : NvlinkSentinelLanding {
   template <class Arguments>
   __device__ static void load_chunk(const Arguments& a, u32 work, TokenChunk& chunk) {
     u32 token = work / DispatchWire::kChunks, c = work % DispatchWire::kChunks, lane = threadIdx.x % 32;
-    load_lane_ids(a, token, chunk.raw_id);
+    load_lane_ids(a, token, chunk.ids);
 #pragma unroll
     for (u32 i = 0; i < kLaneUnits; ++i) {
       u32 unit = c * kChunkUnits + lane + 32 * i;
@@ -70,7 +73,7 @@ struct NvlinkSentinelDispatch : NvlinkSentinelLanding {
   __device__ static void send_chunk(const Arguments& a, const Step& step, u32 token, u32 c, const TokenChunk& chunk) {
     u32 lane = threadIdx.x % 32, units = DispatchWire::units(c);
     LaneIds ids;
-    u32 bad = check_lane_ids(chunk.raw_id, ids);
+    u32 bad = check_lane_ids(a, chunk.ids, ids);
     RankSet set = targets_of(ids, a.expert_ranks);
     u64 key = choose_key(chunk.data, units);
     u64 header[kHeaderLoads];
@@ -94,7 +97,7 @@ struct NvlinkSentinelDispatch : NvlinkSentinelLanding {
       store_relaxed_system(reinterpret_cast<u64*>(DispatchWire::chunk(slot, c)), kUnrouted);
     }
     land_own(step, token, c, set.has(step.rank), header, chunk.data);
-    if (c != 0) return;
+    if (c != kRoutesChunk) return;
     keep_routes(step, token, set);
     if (lane == 0) {
       if (bad) fetch_add_relaxed_device(&step.counters()->invalid_ids, bad);
