@@ -34,6 +34,27 @@ SECTIONS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
         ("nvep.moe:MoELayer", "nvep.moe:MoEWeights"),
     ),
     (
+        "Routing and placement",
+        "From router logits to ids and weights, and experts on several ranks at once.",
+        (
+            "nvep.moe:Routing",
+            "nvep.moe:Router",
+            "nvep.moe:Placement",
+            "nvep.moe:Replicas",
+            "nvep.moe:balance",
+        ),
+    ),
+    (
+        "Payload formats",
+        "How rows are encoded while they travel.",
+        (
+            "nvep.formats:payload_format",
+            "nvep.formats:PayloadFormat",
+            "nvep.formats:Quantiser",
+            "nvep.formats:Dequantiser",
+        ),
+    ),
+    (
         "Arrays",
         "What views into nvep's memory can do.",
         ("nvep.arrays:DeviceArray",),

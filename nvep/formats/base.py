@@ -65,7 +65,7 @@ class PayloadFormat:
         Raises
         ------
         ArgumentError
-            See :meth:`check_hidden`.
+            As in `check_hidden`.
         """
         return _padded(self.check_hidden(hidden) * self.element_bits // 8)
 

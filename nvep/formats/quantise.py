@@ -71,17 +71,19 @@ def dequantise_source(payload_format: PayloadFormat, hidden: int, elements: str)
 class _Converter(DeviceOperation):
     """What both directions share."""
 
-    def __init__(self, device: Device, payload_format: PayloadFormat, hidden: int, most: int, elements: str) -> None:
+    def __init__(
+        self, device: Device, payload_format: PayloadFormat, hidden: int, most: tuple[str, int], elements: str
+    ) -> None:
         if not isinstance(payload_format, PayloadFormat):
             raise ArgumentError("payload_format", payload_format, "a PayloadFormat: a value of nvep.formats.FORMATS")
         if elements not in PARTIAL_ELEMENT_BYTES:
             raise ArgumentError("elements", elements, ", ".join(PARTIAL_ELEMENT_BYTES))
-        good = isinstance(most, (int, np.integer)) and not isinstance(most, bool)
-        if not good or not 0 < most <= _MOST_ROWS:
-            raise ArgumentError("max_tokens", most, f"an integer from 1 to {_MOST_ROWS}")
+        name, rows = most
+        if isinstance(rows, bool) or not isinstance(rows, (int, np.integer)) or not 0 < rows <= _MOST_ROWS:
+            raise ArgumentError(name, rows, f"an integer from 1 to {_MOST_ROWS}")
         super().__init__(device)
         self.format = payload_format
-        self.hidden, self.most = payload_format.check_hidden(hidden), int(most)
+        self.hidden, self.most = payload_format.check_hidden(hidden), int(rows)
         self._dtype = partial_dtype(elements)
 
     def _tensor_scale(self, array: Any, stream: Stream) -> InputView | None:
@@ -121,7 +123,7 @@ class Quantiser(_Converter):
     def __init__(
         self, device: Device, payload_format: PayloadFormat, *, hidden: int, max_tokens: int, elements: str = "bf16"
     ) -> None:
-        super().__init__(device, payload_format, hidden, max_tokens, elements)
+        super().__init__(device, payload_format, hidden, ("max_tokens", max_tokens), elements)
         shape = (("tokens", self.most), self.hidden)
         self._rows = InputSpec("rows", (self._dtype,), shape, alignment=16)
         try:
@@ -202,7 +204,7 @@ class Dequantiser(_Converter):
     def __init__(
         self, device: Device, payload_format: PayloadFormat, *, hidden: int, max_rows: int, elements: str = "bf16"
     ) -> None:
-        super().__init__(device, payload_format, hidden, max_rows, elements)
+        super().__init__(device, payload_format, hidden, ("max_rows", max_rows), elements)
         sizes = zip(("payload", "scales"), payload_format.payload_bytes(self.hidden))
         self._specs = [InputSpec.rows(name, nbytes, self.most) for name, nbytes in sizes]
         try:

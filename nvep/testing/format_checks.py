@@ -174,6 +174,8 @@ class FormatChecks:
             Quantiser(device, FORMATS["bf16"], hidden=8, max_tokens=1, elements="fp64")
         with pytest.raises(ArgumentError, match=r"max_tokens: got 0"):
             Quantiser(device, FORMATS["bf16"], hidden=8, max_tokens=0)
+        with pytest.raises(ArgumentError, match=r"max_rows: got True"):
+            Dequantiser(device, FORMATS["bf16"], hidden=8, max_rows=True)
         with pytest.raises(ArgumentError, match=r"payload_format: got 'bf16'"):
             Quantiser(device, "bf16", hidden=8, max_tokens=1)  # type: ignore[arg-type]
         rows, one = np.zeros((2, 16), np.float32), np.ones(1, np.float32)
