@@ -6,6 +6,8 @@ import re
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
+
 from nvep.errors import ArgumentError, ShapeError
 from nvep.moe.checkpoint import Checkpoint, StoredTensor
 from nvep.moe.stored import (
@@ -133,8 +135,8 @@ def _per_expert(checkpoint: Checkpoint, prefix: str, family: _Family, dequantise
     scales = {matrix: [_fp8_scale(checkpoint, tensor) for tensor in each] for matrix, each in tensors.items()}
     if dequantise:
         return StoredWeights(ExpertParts(*(Fp8PerExpert(tensors[matrix], scales[matrix]) for matrix in tensors)))
-    parts, factors = (ExpertParts(*(PerExpert(each) for each in kept.values())) for kept in (tensors, scales))
-    return StoredWeights(parts, scales=factors)
+    factors = ExpertParts(*(PerExpert(each, np.float32) for each in scales.values()))
+    return StoredWeights(ExpertParts(*(PerExpert(each) for each in tensors.values())), scales=factors)
 
 
 def _count_experts(checkpoint: Checkpoint, prefix: str) -> int:
@@ -147,7 +149,7 @@ def _count_experts(checkpoint: Checkpoint, prefix: str) -> int:
 
 def _fp8_scale(checkpoint: Checkpoint, tensor: StoredTensor) -> StoredTensor:
     blocks = tuple(-(-extent // FP8_BLOCK) for extent in tensor.shape)
-    return checkpoint.tensor(tensor.name + _SCALE_SUFFIX).require(("F32",), blocks)
+    return checkpoint.tensor(tensor.name + _SCALE_SUFFIX).require(("F32", "BF16"), blocks)
 
 
 def _stacked(checkpoint: Checkpoint, prefix: str) -> StoredWeights:

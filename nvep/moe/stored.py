@@ -84,15 +84,15 @@ class ReplicatedExperts(LazyExperts):
 
 
 class PerExpert(LazyExperts):
-    """A tensor for each expert, as it is stored."""
+    """A tensor for each expert, as it is stored, or as another element type."""
 
-    def __init__(self, tensors: Sequence[StoredTensor]) -> None:
+    def __init__(self, tensors: Sequence[StoredTensor], dtype: Any = None) -> None:
         self._tensors = tuple(tensors)
         self.shape = (len(self._tensors), *self._tensors[0].shape)
-        self.dtype = DTYPES[self._tensors[0].kind]
+        self.dtype = DTYPES[self._tensors[0].kind] if dtype is None else np.dtype(dtype)
 
     def __getitem__(self, expert: int, /) -> npt.NDArray[Any]:
-        return self._tensors[expert].read()
+        return self._tensors[expert].read().astype(self.dtype, copy=False)
 
 
 class Fp8PerExpert(LazyExperts):

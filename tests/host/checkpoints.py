@@ -41,7 +41,7 @@ def per_expert(naming: str, matrices: Matrices, layer: int = 3, prefix: str = "m
     return tensors
 
 
-def fp8(naming: str, seed: int = 1) -> tuple[Tensors, Matrices]:
+def fp8(naming: str, seed: int = 1, scale_dtype: Any = np.float32) -> tuple[Tensors, Matrices]:
     """e4m3 with 128 x 128 block scales, and the bf16 matrices that they mean."""
     rng = np.random.default_rng(seed)
     tensors = per_expert(naming, bf16_matrices(seed))
@@ -50,9 +50,9 @@ def fp8(naming: str, seed: int = 1) -> tuple[Tensors, Matrices]:
         rows, columns = tensors[name].shape
         bits = rng.integers(0, 127, (rows, columns), dtype=np.uint8) | (rng.integers(0, 2, (rows, columns)) << 7)
         tensors[name] = bits.astype(np.uint8).view(E4M3)
-        scales = rng.uniform(1e-4, 1e-2, (-(-rows // 128), -(-columns // 128))).astype(np.float32)
+        scales = rng.uniform(1e-4, 1e-2, (-(-rows // 128), -(-columns // 128))).astype(scale_dtype)
         tensors[f"{name}_scale_inv"] = scales
-        spread = np.repeat(np.repeat(scales, 128, 0), 128, 1)[:rows, :columns]
+        spread = np.repeat(np.repeat(scales.astype(np.float32), 128, 0), 128, 1)[:rows, :columns]
         meaning[name] = (tensors[name].astype(np.float32) * spread).astype(BF16)
     module, names = MODULES[naming]
     stacks = [

@@ -31,7 +31,7 @@ def _bf16(naming: str) -> tuple[make.Tensors, make.Matrices]:
 CASES: dict[str, tuple[str, Callable[[], tuple[make.Tensors, make.Matrices]]]] = {
     **{name: (name, partial(_bf16, name)) for name in make.MODULES},
     "deepseek fp8": ("deepseek", partial(make.fp8, "deepseek")),
-    "qwen-moe fp8": ("qwen-moe", partial(make.fp8, "qwen-moe")),
+    "qwen-moe fp8": ("qwen-moe", partial(make.fp8, "qwen-moe", scale_dtype=BF16)),
     "gpt-oss bf16": ("gpt-oss", make.gpt_oss_bf16),
     "gpt-oss mxfp4": ("gpt-oss", make.gpt_oss_mxfp4),
     "stacked": ("stacked", make.stacked),
@@ -81,6 +81,11 @@ def test_quantised_experts_can_stay_as_they_are(tmp_path: Path) -> None:
     np.testing.assert_array_equal(weights.down[4].view(np.uint8), tensors[name].view(np.uint8))
     np.testing.assert_array_equal(weights.scales.down[4], tensors[f"{name}_scale_inv"])
     assert weights.scales.gate.shape == (6, 2, 3)
+
+    tensors, _ = make.fp8("qwen-moe", scale_dtype=BF16)
+    weights = MoEWeights.from_safetensors(make.save(tmp_path, tensors), layer=3, naming="qwen-moe", dequantise=False)
+    assert weights.scales is not None
+    assert weights.scales.up.dtype == weights.scales.up[5].dtype == np.float32
 
     tensors, _ = make.gpt_oss_mxfp4()
     path = tmp_path / "other.safetensors"
