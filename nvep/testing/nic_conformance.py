@@ -146,6 +146,7 @@ class NicConformance:
             kernel, out = device.load(control_source()), device.allocate(128)
             data = np.arange(1 << 13, dtype=np.uint64) * np.uint64(1 + group.rank)
             device.copy_in(heap.address("Staging"), data, stream)
+            group.barrier()  # loading a module may wait for a kernel that stays, and does not while there is none
             nic.wake()
             arguments = CONTROL_ARGUMENTS.new(
                 rings=rings, out=out.address, deadline=10_000_000_000, peer=1 - group.rank, bytes=512, slots=128,

@@ -27,7 +27,7 @@ from nvep.runtime.device import Device, Event, LaunchShape, Memory, Stream
 from nvep.runtime.source import KernelSource
 
 MAX_RINGS = 4096
-_SHAPES = {"cuda": LaunchShape(8, 512), "emulated": LaunchShape(1, 64)}
+_SHAPES = {"cuda": LaunchShape(16, 512), "emulated": LaunchShape(1, 64)}
 _RING_BYTES = ctypes.sizeof(ENGINE_RING.ctype)
 _EVENT_BYTES = ctypes.sizeof(PENDING.ctype)
 
@@ -229,11 +229,13 @@ def _urgent_stream(device: Device) -> tuple[Stream, Callable[[], Any]]:
         return device.create_stream(), lambda: None  # closed with the device
     import cuda.core
 
-    from nvep.runtime.cuda_calls import core_call
+    from cuda.bindings import driver
 
-    device.make_current()
+    from nvep.runtime.cuda_calls import check, core_call
+
     core = cuda.core.Device(device.ordinal)
     core_call("cuCtxSetCurrent", core.set_current)
-    options = cuda.core.StreamOptions(nonblocking=True, priority=-5)
+    _, most = check("cuCtxGetStreamPriorityRange", driver.cuCtxGetStreamPriorityRange())
+    options = cuda.core.StreamOptions(nonblocking=True, priority=int(most))
     owner = core_call("cuStreamCreateWithPriority", core.create_stream, options=options)
     return device.as_stream(owner), owner.close
