@@ -30,7 +30,7 @@ class Mutation(NamedTuple):
 MUTATIONS = {
     "any-record-will-do": Mutation("protocols/lane.cuh", "if (record_epoch(value) == step.epoch) {", "if (true) {"),
     "record-of-the-step-before": Mutation(
-        "transports/nvlink_fence.cuh",
+        "transports/nvlink_fence_dispatch.cuh",
         "[&](u32 r) { return dispatch_record(step.lane_of(step.rank), r, step.epoch); },",
         "[&](u32 r) { return dispatch_record(step.lane_of(step.rank), r, step.epoch + 1); },",
     ),
@@ -48,23 +48,23 @@ MUTATIONS = {
     ),
     "combine-without-waiting": Mutation(
         "transports/nvlink_fence.cuh",
-        "if (await_combine(step, shared)) pull_and_sum(a, step, shared);",
-        "pull_and_sum(a, step, shared);",
+        "    if (await_combine(step)) {",
+        "    {",
     ),
     "step-record-only-with-tokens": Mutation(
-        "transports/nvlink_fence.cuh",
-        "    bool announced = Protocol::announce(",
-        "    if (tokens == 0) {\n"
-        "      if (blockIdx.x == 0 && threadIdx.x == 0) close_dispatch_send(a, step, tokens);\n"
+        "transports/nvlink_fence_dispatch.cuh",
+        "    bool announced = Protocol::announce_blocks(",
+        "    if (block.tokens == 0) {\n"
+        "      if (blockIdx.x == 0 && threadIdx.x == 0) close_dispatch_send(a, step, 0);\n"
         "      return;\n    }\n"
-        "    bool announced = Protocol::announce(",
+        "    bool announced = Protocol::announce_blocks(",
     ),
     "combine-record-only-with-rows": Mutation(
         "transports/nvlink_fence.cuh",
-        "    announce_combine(step, shared);\n  }\n\n  __device__ static void announce_combine",
+        "    announce_combine(step, copies);\n",
         "    i32 rows = 0;\n"
         "    for (u32 r = 0; r < config::kRanks; ++r) rows += step.local_region<i32>(local::kCountsOffset)[r];\n"
-        "    if (rows != 0) announce_combine(step, shared);\n  }\n\n  __device__ static void announce_combine",
+        "    if (rows != 0) announce_combine(step, copies);\n",
     ),
     "epoch-never-completed": Mutation(
         "transports/nvlink.cuh", "counters->completed = step.epoch;", "counters->completed = step.epoch - 1;"

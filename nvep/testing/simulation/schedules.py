@@ -140,8 +140,10 @@ SCHEDULES: dict[str, Written] = {
     # them yet: others find those of step 1.
     "recover-without-refill": Written(seed=7, ranks=3, program=_LEAVES, masked=2, lines=_SENDS),
     "shared-landing": Written(seed=2, slow_rank=1, protocols=("sentinel", "fence", "sentinel")),
-    # Nothing but the kernel before comes between a release and the next dispatch.
-    "pdl-no-wait": Written(phases=("dispatch", "release"), dependent=True),
+    # Nothing but a D.send, which is slow, comes before D.recv.
+    "pdl-no-wait": Written(
+        phases=("dispatch_send", "dispatch_recv", "release"), dependent=True, lines=(Line("late", _PUSH, _PUSHES),)
+    ),
 }
 
 
