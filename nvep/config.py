@@ -172,6 +172,10 @@ class ExchangeConfig:
         Bytes of a row that one warp sends at a time under Sentinel, a multiple of 16.
     strict_ptx : bool
         Order Sentinel's wires by release and acquire of step records alone, without the axiom on completed grids.
+    dependent_launch : bool
+        A phase that follows another of its lane on a stream is launched before that ends (programmatic dependent
+        launch). The caller asserts that whatever else is enqueued between phases, expert kernels for example, does not
+        overtake what precedes it: it is launched in the ordinary way, or waits for its predecessor itself.
 
     Raises
     ------
@@ -196,6 +200,7 @@ class ExchangeConfig:
     first_epoch: int = 1
     chunk_bytes: int = 2048
     strict_ptx: bool = False
+    dependent_launch: bool = False
 
     def __post_init__(self) -> None:
         put = object.__setattr__

@@ -12,8 +12,10 @@ Structures and codes are those of DLPack 1.1 (``dlpack.h``).
 from __future__ import annotations
 
 import ctypes
+import struct
 import sys
 from collections.abc import Callable, Sequence
+from ctypes import string_at
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -64,6 +66,10 @@ class _Tensor(ctypes.Structure):
 
 class _Managed(ctypes.Structure):
     _fields_ = [("tensor", _Tensor), ("manager_ctx", ctypes.c_void_p), ("deleter", ctypes.c_void_p)]
+
+
+# For reading, many times cheaper than a field at a time: what precedes the tensor of _ManagedVersioned, and the tensor.
+_HEAD, _TENSOR = struct.Struct("IIPPQ"), struct.Struct("PiiiBBHPPQ")
 
 
 class _ManagedVersioned(ctypes.Structure):
@@ -276,28 +282,28 @@ def take_capsule(capsule: Any) -> Imported:
     BufferError
         It is no fresh DLPack capsule, of a newer major version, or of an element type NumPy lacks.
     """
-    readonly = False
+    flags = 0
     if _is_valid(capsule, _VERSIONED):
-        pointer = _pointer(capsule, _VERSIONED)
-        managed: Any = _ManagedVersioned.from_address(pointer)
-        if managed.major > MAX_VERSION[0]:
-            version = f"{managed.major}.{managed.minor}"
-            raise BufferError(f"DLPack version {version}; at most {MAX_VERSION[0]}.x is understood")
-        readonly, used = bool(managed.flags & READ_ONLY), _USED_VERSIONED
+        pointer, used = _pointer(capsule, _VERSIONED), _USED_VERSIONED
+        major, minor, _, deleter, flags = _HEAD.unpack(string_at(pointer, _HEAD.size))
+        if major > MAX_VERSION[0]:
+            raise BufferError(f"DLPack version {major}.{minor}; at most {MAX_VERSION[0]}.x is understood")
+        tensor = string_at(pointer + _HEAD.size, _TENSOR.size)
     elif _is_valid(capsule, _PLAIN):
         pointer, used = _pointer(capsule, _PLAIN), _USED_PLAIN
-        managed = _Managed.from_address(pointer)
+        tensor, deleter = string_at(pointer, _TENSOR.size), _Managed.from_address(pointer).deleter
     else:
         raise BufferError(f"{type(capsule).__name__} is not a DLPack capsule, or was consumed before")
-    tensor = managed.tensor
-    dtype = element_dtype(tensor.code, tensor.bits, tensor.lanes)
-    ndim, itemsize = tensor.ndim, dtype.itemsize
-    shape = tuple(tensor.shape[:ndim]) if ndim else ()
-    strides = tuple([s * itemsize for s in tensor.strides[:ndim]]) if ndim and tensor.strides else None
-    address = (tensor.data or 0) + tensor.byte_offset
-    deleter = managed.deleter
+    data, device_type, device_id, ndim, code, bits, lanes, extents, steps, offset = _TENSOR.unpack(tensor)
+    dtype = _dtypes.get((code, bits, lanes)) or element_dtype(code, bits, lanes)
+    shape = _integers(extents, ndim) if ndim else ()
+    strides = tuple([s * dtype.itemsize for s in _integers(steps, ndim)]) if ndim and steps else None
     if deleter and deleter not in _deleters:
         _deleters[deleter] = _DELETER(deleter)
     _set_name(capsule, used)
     keepalive = _Taken(pointer, _deleters[deleter] if deleter else None)
-    return Imported(address, shape, strides, dtype, tensor.device_type, tensor.device_id, readonly, keepalive)
+    return Imported(data + offset, shape, strides, dtype, device_type, device_id, bool(flags & READ_ONLY), keepalive)
+
+
+def _integers(address: int, count: int) -> tuple[int, ...]:
+    return struct.unpack(f"{count}q", string_at(address, 8 * count))

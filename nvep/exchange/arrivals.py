@@ -60,3 +60,11 @@ class Arrivals:
             bool ``[ranks, max_tokens]`` on the host.
         """
         return np.asarray((self.expert_ids.numpy() >= 0).any(axis=-1))
+
+
+def of_step(arrivals: Arrivals, step: int) -> Arrivals:
+    """The same views for another step (`dataclasses.replace` takes ten times as long)."""
+    other = object.__new__(Arrivals)
+    other.__dict__.update(arrivals.__dict__)
+    other.__dict__["step"] = step
+    return other

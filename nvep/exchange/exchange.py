@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import ctypes
-import dataclasses
 from typing import Any
 
 from nvep.arrays import ArrayOwner, DeviceArray
-from nvep.config import partial_dtype
 from nvep.errors import ArgumentError, StepOrderError
-from nvep.exchange.arrivals import Arrivals
+from nvep.exchange.arrivals import Arrivals, of_step
 from nvep.exchange.inputs import StepInputs
 from nvep.exchange.lane import Lane
 from nvep.exchange.lifecycle import ExchangeState
@@ -102,24 +100,26 @@ class Exchange(ExchangeState):
     def dispatch_recv(self, *, lane: int = 0, stream: Any = None) -> Arrivals:
         """Second half of `dispatch`: wait for every peer. Returns and raises as `dispatch`."""
         state, queue = self._open("dispatch_recv", lane, stream)
-        self.kernels.launch(state.protocol, "dispatch_recv", self._dispatch_arguments[lane], queue)
-        state.advance("dispatch_recv")
+        self._launch("dispatch_recv", state, self._dispatch_arguments[lane], queue)
         return self._arrived(lane)
 
     def _send(self, phase: str, tokens: Any, ids: Any, weights: Any, count: Any, lane: int, stream: Any) -> None:
         state, queue = self._open(phase, lane, stream)
         step = self._inputs.step(lane, (tokens, ids, weights, count), queue)
         state.protocol = self._protocol
-        self._set_dispatch(self._dispatch_arguments[lane], step)
-        self.kernels.launch(state.protocol, phase, self._dispatch_arguments[lane], queue)
+        if step.copied:
+            state.interrupt()
+        arguments = self._dispatch_arguments[lane]
+        self._set_dispatch(arguments, step)
+        self._launch(phase, state, arguments, queue)
         state.tokens = None if step.num_tokens_device else step.num_tokens
-        state.keep(queue, step.keepalive)
-        state.advance(phase)
+        state.keep(step.read)
 
     @staticmethod
     def _set_dispatch(arguments: ctypes.Structure, step: StepInputs) -> None:
+        payloads = arguments.payloads
         for index, address in enumerate(step.payloads):
-            arguments.payloads[index] = address
+            payloads[index] = address
         arguments.expert_ids = step.expert_ids
         arguments.ids_are_64_bit = int(step.ids_are_64_bit)
         arguments.expert_weights = step.expert_weights
@@ -161,16 +161,14 @@ class Exchange(ExchangeState):
     def combine_send(self, partial_rows: Any, arrivals: Arrivals, *, stream: Any = None) -> None:
         """First half of `combine`: expose the partial rows. Parameters and errors as there."""
         state, queue = self._reopen("combine_send", arrivals, stream)
-        self._give_back("combine_send", state, (partial_rows,), queue)
-        state.advance("combine_send")
+        self._give_back("combine_send", state, partial_rows, queue)
 
     def combine_recv(self, arrivals: Arrivals, *, out: Any = None, stream: Any = None) -> DeviceArray:
         """Second half of `combine`: wait, pull and sum. Parameters, result and errors as there."""
         state, queue = self._reopen("combine_recv", arrivals, stream)
         result = self._output(state, out, queue)
-        self.kernels.launch(state.protocol, "combine_recv", self._combine_arguments[state.index], queue)
-        state.keep(queue, result)
-        state.advance("combine_recv")
+        self._launch("combine_recv", state, self._combine_arguments[state.index], queue)
+        state.finish(queue)
         return result
 
     def work(self, arrivals: Arrivals, *, stream: Any = None) -> Stream:
@@ -191,56 +189,83 @@ class Exchange(ExchangeState):
         All ranks end a step alike: a rank that combines waits for rows that one that releases will not expose.
         """
         state, queue = self._reopen("release", arrivals, stream)
-        self.kernels.launch(state.protocol, "release", self._combine_arguments[state.index], queue)
-        state.advance("release")
+        self._launch("release", state, self._combine_arguments[state.index], queue)
+        state.finish(queue)
 
     def _combine(self, phase: str, arrivals: Arrivals, partial_rows: Any, out: Any, stream: Any) -> DeviceArray:
         state, queue = self._reopen(phase, arrivals, stream)
         result = self._output(state, out, queue)
-        self._give_back(phase, state, (partial_rows, result), queue)
-        state.advance(phase)
+        self._give_back(phase, state, partial_rows, queue)
+        state.finish(queue)
         return result
 
-    def _give_back(self, phase: str, state: Lane, arrays: tuple[Any, ...], queue: Stream) -> None:
+    def _give_back(self, phase: str, state: Lane, partial_rows: Any, queue: Stream) -> None:
         arguments = self._combine_arguments[state.index]
-        exposed = self._arrivals[state.index][state.protocol].partial_rows.address
-        arguments.partial_rows, view = self._inputs.partial_rows(arrays[0], exposed, queue)
-        copies = arguments.partial_rows != exposed or not PROTOCOLS[state.protocol].exposes_partial_rows
-        self.kernels.launch(state.protocol, phase, arguments, queue, copies=copies)
-        state.keep(queue, view, *arrays[1:])
+        own = self._arrivals[state.index][state.protocol].partial_rows
+        address = exposed = own.address
+        if partial_rows is not own:
+            view = self._inputs.partial_rows(partial_rows, exposed, queue)
+            address = view.address
+            if view.host:
+                state.interrupt()
+            state.keep((view,))
+        arguments.partial_rows = address
+        copies = address != exposed or not PROTOCOLS[state.protocol].exposes_partial_rows
+        self._launch(phase, state, arguments, queue, copies=copies)
 
     def _output(self, state: Lane, out: Any, queue: Stream) -> DeviceArray:
         rows = self.config.max_tokens if state.tokens is None else state.tokens
-        elements = self.config.elements
-        dtype = partial_dtype(self.config.partial_format)
         arguments = self._combine_arguments[state.index]
         if out is None:
-            arguments.output = self.memory.output(state.index)
-            return DeviceArray(arguments.output, (rows, elements), dtype, owner=self._owners[state.index])
+            last = self._outputs[state.index]
+            if last.shape[0] != rows:
+                last = DeviceArray(last.address, (rows, self.config.elements), last.dtype, owner=last.owner)
+                self._outputs[state.index] = last
+            arguments.output = last.address
+            return last
         view = self._inputs.output(out, rows, queue)
         arguments.output = view.address
+        state.keep((view,))
         owner = ArrayOwner(self.device, stream=queue, keepalive=view)
-        return DeviceArray(view.address, (rows, elements), dtype, owner=owner)
+        return DeviceArray(view.address, (rows, self.config.elements), view.dtype, owner=owner)
+
+    # --- both -------------------------------------------------------------------------------------------------------
+
+    def undo_capture(self, *, lane: int = 0) -> None:
+        """After a failed capture of another library: the lane is again where it was before the capture.
+
+        Nothing of what was captured may ever run. `Device.capture` does this by itself.
+        """
+        self._lane(lane).undo_capture()
+
+    def _launch(
+        self, phase: str, state: Lane, arguments: ctypes.Structure, queue: Stream, *, copies: bool = True
+    ) -> None:
+        dependent = state.chained(queue)
+        self.kernels.launch((state.protocol, phase), arguments, queue, copies=copies, dependent=dependent)
+        state.advance(phase, queue)
 
     def _arrived(self, lane: int) -> Arrivals:
-        return dataclasses.replace(self._arrivals[lane][self._lanes[lane].protocol], step=self._lanes[lane].step)
+        state = self._lanes[lane]
+        return of_step(self._arrivals[lane][state.protocol], state.step)
+
+    def _lane(self, lane: int) -> Lane:
+        if isinstance(lane, bool) or not isinstance(lane, int) or not 0 <= lane < len(self._lanes):
+            raise ArgumentError("lane", lane, f"0 to {len(self._lanes) - 1}")
+        return self._lanes[lane]
 
     def _open(self, phase: str, lane: int, stream: Any) -> tuple[Lane, Stream]:
         """The lane, if ``phase`` comes next, and the stream to run it on, ordered behind the phase before."""
         self.check()
-        if isinstance(lane, bool) or not isinstance(lane, int) or not 0 <= lane < len(self._lanes):
-            raise ArgumentError("lane", lane, f"0 to {len(self._lanes) - 1}")
-        state = self._lanes[lane]
-        state.require(phase)
+        state = self._lane(lane)
         queue = self.device.as_stream(stream)
-        state.follow(queue)
+        state.open(phase, queue)
         self._owners[lane].stream = queue
         return state, queue
 
     def _reopen(self, phase: str, arrivals: Arrivals, stream: Any) -> tuple[Lane, Stream]:
         self._require_open()
-        own = [a.counts for lane in self._arrivals for a in lane.values()]
-        if not isinstance(arrivals, Arrivals) or all(arrivals.counts is not counts for counts in own):
+        if not isinstance(arrivals, Arrivals) or id(arrivals.counts) not in self._own_counts:
             raise ArgumentError("arrivals", type(arrivals).__name__, "what dispatch of this exchange returned")
         step = self._lanes[arrivals.lane].step
         if arrivals.step != step:

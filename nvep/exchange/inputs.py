@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from nvep.config import ExchangeConfig, partial_dtype
 from nvep.errors import ArgumentError, ShapeError
-from nvep.inputs import InputSpec, InputView, as_input
+from nvep.inputs import InputReader, InputSpec, InputView
 from nvep.runtime.device import Device, Memory, Stream
 
 _INT32, _INT64, _UINT32, _FLOAT32 = (np.dtype(t) for t in (np.int32, np.int64, np.uint32, np.float32))
 
 
-@dataclass(frozen=True)
-class StepInputs:
-    """A checked step: device addresses, and what must stay alive until it ran."""
+class StepInputs(NamedTuple):
+    """A checked step: device addresses, what kernels read in place, and whether something was copied on the stream."""
 
-    payloads: tuple[int, ...]
+    payloads: list[int]
     expert_ids: int
     ids_are_64_bit: bool
     expert_weights: int
     num_tokens: int
     num_tokens_device: int
-    keepalive: tuple[InputView, ...]
+    read: list[InputView]
+    copied: bool
 
 
 class InputChecker:
@@ -49,16 +48,18 @@ class InputChecker:
         names = (
             ["tokens"] if len(config.payload_bytes) == 1 else [f"tokens[{i}]" for i in range(len(config.payload_bytes))]
         )
-        self._payloads = [
-            InputSpec.rows(name, nbytes, config.max_tokens)
-            for name, nbytes in zip(names, config.payload_bytes, strict=True)
-        ]
+
+        def reader(name: str, dtypes: tuple[np.dtype[Any], ...], shape: tuple[Any, ...], **more: Any) -> InputReader:
+            return InputReader(InputSpec(name, dtypes, shape, **more), device)
+
         per_token = (("tokens", config.max_tokens), config.top_k)
-        self._ids = InputSpec("expert_ids", (_INT32, _INT64), per_token)
-        self._weights = InputSpec("expert_weights", (_FLOAT32,), per_token)
-        self._count = InputSpec("num_tokens", (_INT32, _UINT32), (1,))
-        self._partial = InputSpec("partial_rows", (dtype,), (num_ranks, config.max_tokens, elements), alignment=16)
-        self._out = InputSpec("out", (dtype,), ("tokens", elements), alignment=16, writable=True)
+        payloads = zip(names, config.payload_bytes, strict=True)
+        self._arrays = [InputReader(InputSpec.rows(n, nbytes, config.max_tokens), device) for n, nbytes in payloads]
+        self._arrays += [reader("expert_ids", (_INT32, _INT64), per_token)]
+        self._arrays += [reader("expert_weights", (_FLOAT32,), per_token)]
+        self._count = reader("num_tokens", (_INT32, _UINT32), (1,))
+        self._partial = reader("partial_rows", (dtype,), (num_ranks, config.max_tokens, elements), alignment=16)
+        self._out = reader("out", (dtype,), ("tokens", elements), alignment=16, writable=True)
         if not device.emulated:
             try:
                 self._allocate_staging()
@@ -70,38 +71,33 @@ class InputChecker:
         """Check ``(tokens, expert_ids, expert_weights, num_tokens)`` and make each addressable, in stream order."""
         tokens, ids, weights, count = arrays
         views = self._views(tokens, ids, weights, stream)
-        rows = views[0].shape[0]
-        count_view: InputView | None = None
+        num_tokens = rows = views[0].shape[0]
+        counted = 0
         if count is None or isinstance(count, (int, np.integer)):
             num_tokens = rows if count is None else self._check_count(count, rows)
         else:
-            num_tokens = rows
-            count_view = as_input(count, self._count, device=self._device, stream=stream)
-        if views[-2].settled:
-            self._check_ids(views[-2].to_numpy()[:num_tokens])
-        specs = [*self._payloads, self._ids, self._weights]
-        addresses = [self._address(lane, spec.name, view, stream) for spec, view in zip(specs, views, strict=True)]
-        return StepInputs(
-            payloads=tuple(addresses[:-2]),
-            expert_ids=addresses[-2],
-            ids_are_64_bit=views[-2].dtype.itemsize == 8,
-            expert_weights=addresses[-1],
-            num_tokens=num_tokens,
-            num_tokens_device=self._address(lane, "num_tokens", count_view, stream) if count_view else 0,
-            keepalive=(*views, count_view) if count_view else tuple(views),
-        )
+            views.append(self._count(count, stream))
+            counted = 1
+        id_view = views[len(self._arrays) - 2]
+        if id_view.settled:
+            self._check_ids(id_view.to_numpy()[:num_tokens])
+        copied = any(view.host for view in views)
+        addresses = self._addresses(lane, views, stream) if copied else [view.address for view in views]
+        num_tokens_device = addresses.pop() if counted else 0
+        weight_address, id_address = addresses.pop(), addresses.pop()
+        wide = id_view.dtype.itemsize == 8
+        return StepInputs(addresses, id_address, wide, weight_address, num_tokens, num_tokens_device, views, copied)
 
     def _views(self, tokens: Any, ids: Any, weights: Any, stream: Stream) -> list[InputView]:
         payloads = tokens if isinstance(tokens, (tuple, list)) else (tokens,)
-        if len(payloads) != len(self._payloads):
-            raise ArgumentError("tokens", f"{len(payloads)} arrays", f"one array per payload: {len(self._payloads)}")
-        arrays = [*payloads, ids, weights]
-        specs = [*self._payloads, self._ids, self._weights]
-        views = [as_input(a, spec, device=self._device, stream=stream) for a, spec in zip(arrays, specs, strict=True)]
+        expected = len(self._arrays) - 2
+        if len(payloads) != expected:
+            raise ArgumentError("tokens", f"{len(payloads)} arrays", f"one array per payload: {expected}")
+        views = [read(array, stream) for read, array in zip(self._arrays, (*payloads, ids, weights))]
         rows = views[0].shape[0]
-        for spec, view in zip(specs, views, strict=True):
+        for read, view in zip(self._arrays, views):
             if view.shape[0] != rows:
-                raise ShapeError(spec.name, view.shape, f"{rows} tokens, as the first payload has")
+                raise ShapeError(read.spec.name, view.shape, f"{rows} tokens, as the first payload has")
         return views
 
     def _check_count(self, count: int | np.integer[Any], rows: int) -> int:
@@ -123,23 +119,32 @@ class InputChecker:
             token = int(np.argwhere(repeated)[0][0])
             raise ArgumentError(f"expert_ids[{token}]", ids[token].tolist(), "distinct experts within a token")
 
-    def partial_rows(self, array: Any, exposed: int, stream: Stream) -> tuple[int, InputView]:
-        """Device address of partial rows; a host array is copied straight into the rows at ``exposed``."""
-        view = as_input(array, self._partial, device=self._device, stream=stream)
+    def partial_rows(self, array: Any, exposed: int, stream: Stream) -> InputView:
+        """Partial rows on the device; if ``host``, they were copied from there to ``exposed``."""
+        view = self._partial(array, stream)
         if not view.host:
-            return view.address, view
+            return view
         self._require_no_capture("partial_rows", stream)
         self._device.copy_in(exposed, view.to_numpy(), stream)
-        return exposed, view
+        return view._replace(address=exposed, keepalive=None)
 
     def output(self, array: Any, rows: int, stream: Stream) -> InputView:
         """A caller's output array for at least ``rows`` tokens."""
-        view = as_input(array, self._out, device=self._device, stream=stream)
+        view = self._out(array, stream)
         if view.shape[0] < rows:
             raise ShapeError("out", view.shape, f"at least {rows} rows")
         if view.host:
             raise ArgumentError("out", "a host array", f"an array on {self._device.name}")
         return view
+
+    def _addresses(self, lane: int, views: list[InputView], stream: Stream) -> list[int]:
+        """Where the device reads: host arrays are copied, and no longer kept in ``views``."""
+        addresses = []
+        for index, (read, view) in enumerate(zip((*self._arrays, self._count), views)):
+            addresses.append(self._address(lane, read.spec.name, view, stream))
+            if view.host:
+                views[index] = view._replace(keepalive=None)
+        return addresses
 
     def _address(self, lane: int, name: str, view: InputView, stream: Stream) -> int:
         if not view.host or view.nbytes == 0:
@@ -156,12 +161,12 @@ class InputChecker:
     def _allocate_staging(self) -> None:
         """Room for host arrays of every argument, on devices that cannot read them: no step may allocate."""
         config = self._config
-        per_token = {spec.name: n for spec, n in zip(self._payloads, config.payload_bytes, strict=True)}
-        per_token |= {self._ids.name: config.top_k * 8, self._weights.name: config.top_k * 4}
+        sizes = (*config.payload_bytes, config.top_k * 8, config.top_k * 4)
+        per_token = {read.spec.name: nbytes for read, nbytes in zip(self._arrays, sizes, strict=True)}
         for lane in range(config.lanes):
             for name, nbytes in per_token.items():
                 self._staging[lane, name] = self._device.allocate(config.max_tokens * nbytes)
-            self._staging[lane, self._count.name] = self._device.allocate(4)
+            self._staging[lane, self._count.spec.name] = self._device.allocate(4)
 
     def close(self) -> None:
         """Free staging memory; the streams that used it must be idle."""

@@ -33,7 +33,8 @@ class ExchangeKernels:
     def __init__(self, group: RankGroup, plan: Plan) -> None:
         self._device = group.device
         self._kernels: dict[tuple[str, str], Kernel] = {}
-        self._shapes: dict[tuple[str, str], LaunchShape] = {}
+        self._launches: list[dict[tuple[str, str], tuple[Kernel, LaunchShape, LaunchShape]]] = []
+        self._dependent = plan.config.dependent_launch
         group.together(lambda: self._load(group, plan))
 
     def _load(self, group: RankGroup, plan: Plan) -> None:
@@ -47,7 +48,10 @@ class ExchangeKernels:
             device.resident_blocks(kernel, threads, shared_bytes=shared(*key)) for key, kernel in self._kernels.items()
         )
         if not device.emulated:  # emulated launches never wait for one another's room
-            resident = _share(resident, device.multiprocessors, config.lanes * group.ranks_on_device)
+            sharers = config.lanes * group.ranks_on_device
+            if sharers > 1 and config.dependent_launch:
+                sharers *= 2  # beside a kernel that waits for a peer, the next one of its lane waits for it
+            resident = _share(resident, device.multiprocessors, sharers)
         if resident < 1:
             allowed = "fewer lanes, or fewer ranks on one device: a block of each must be resident at once"
             raise ArgumentError("lanes", config.lanes, allowed)
@@ -55,17 +59,36 @@ class ExchangeKernels:
             allowed = f"at most {resident}, what is resident at once on {device.name}"
             raise ArgumentError("max_blocks", config.max_blocks, allowed)
         blocks = config.max_blocks or min(device.default_blocks, resident)
-        self._announce_only = LaunchShape(1, threads)
-        for protocol, name in self._kernels:
-            self._shapes[protocol, name] = LaunchShape(blocks, threads, shared_bytes=shared(protocol, name))
+        announce_only = LaunchShape(1, threads)
+        shapes = {key: LaunchShape(blocks, threads, shared_bytes=shared(*key)) for key in self._kernels}
         for protocol in config.protocols:
-            self._shapes[protocol, "release"] = self._announce_only
+            shapes[protocol, "release"] = announce_only
         if "fence" in config.protocols:
-            self._shapes["fence", "dispatch_recv"] = LaunchShape(min(blocks, _HEADER_ONLY_BLOCKS), threads)
+            shapes["fence", "dispatch_recv"] = LaunchShape(min(blocks, _HEADER_ONLY_BLOCKS), threads)
+        for dependent in (False, True):
+            self._launches.append({})
+            for key, shape in shapes.items():
+                announcing = announce_only if key[1] == "combine_send" else shape
+                pair = shape._replace(dependent=dependent), announcing._replace(dependent=dependent)
+                self._launches[-1][key] = self._kernels[key], *pair
 
     def launch(
-        self, protocol: str, name: str, arguments: ctypes.Structure, stream: Stream, *, copies: bool = True
+        self,
+        phase: tuple[str, str],
+        arguments: ctypes.Structure,
+        stream: Stream,
+        *,
+        copies: bool = True,
+        dependent: bool = False,
     ) -> None:
-        """Enqueue a phase; ``copies=False`` says that C.send has no rows to move, so one block announces."""
-        shape = self._announce_only if name == "combine_send" and not copies else self._shapes[protocol, name]
-        self._device.launch(self._kernels[protocol, name], shape, arguments, stream)
+        """Enqueue a phase (protocol, name).
+
+        Parameters
+        ----------
+        copies : bool
+            False: C.send has no rows to move, so one block announces.
+        dependent : bool
+            The latest work on ``stream`` is a phase of the same lane: this one may start before it ends.
+        """
+        kernel, shape, announcing = self._launches[dependent and self._dependent][phase]
+        self._device.launch(kernel, shape if copies else announcing, arguments, stream)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from typing import Any
 
 from nvep.errors import StepOrderError
+from nvep.inputs import InputView
 from nvep.runtime.device import Device, Event, Stream
 
 IDLE, SENT, ARRIVED, RETURNED = "idle", "dispatch sent", "arrived", "combine sent"
@@ -39,48 +41,114 @@ class Lane:
         self.step = 0
         self.protocol = protocol  # of the step in flight
         self.tokens: int | None = None  # tokens of the step where the host knows them
+        self.capture = 0  # that the phase being enqueued is recorded by
         self._device = device
         self._state = IDLE
         self._stream: Stream | None = None
-        self._pending: deque[tuple[Event, tuple[Any, ...]]] = deque()
-        self._captured: list[tuple[Any, ...]] = []
+        self._chained = 0, -1  # stream and capture whose latest work, as far as is known, is a phase of this lane
+        self._reading: list[Any] = []  # by the step in flight
+        self._pending: deque[tuple[Event, list[Any]]] = deque()
+        self._spare: list[Event] = []
+        self._captured: dict[int, tuple[int, object]] = {}  # by address: bytes, what keeps them alive
+        self._before_capture: tuple[int, str, int] = (0, IDLE, 0)  # which capture; state and step before it
+        device.watch_captures(self)
 
-    def require(self, phase: str) -> None:
-        """Raise StepOrderError unless ``phase`` is what comes next."""
-        needed, _ = _ORDER[phase]
-        if self._state != needed:
-            raise StepOrderError(f"{phase} on lane {self.index}: the lane is {self._state!r}, it must be {needed!r}")
-
-    def advance(self, phase: str) -> None:
-        """The phase was enqueued."""
-        _, self._state = _ORDER[phase]
-        if phase in ("dispatch", "dispatch_send"):
-            self.step += 1
-
-    def follow(self, stream: Stream) -> None:
-        """Make ``stream`` wait for the lane's previous phase if that ran elsewhere.
+    def open(self, phase: str, stream: Stream) -> None:
+        """``phase`` comes next, on ``stream``: raise StepOrderError if not, and order it behind the phase before.
 
         A capture cannot wait for work outside it: whoever launches the graph orders it behind that work.
         """
-        last = self._stream
-        elsewhere = last is not None and last.handle != stream.handle
-        if last is not None and elsewhere and self._device.is_capturing(last) == self._device.is_capturing(stream):
-            stream.wait(last.record())
-        self._stream = stream
+        needed, _ = _ORDER[phase]
+        if self._state != needed:
+            raise StepOrderError(self._refusal(phase, needed))
+        self.capture = self._device.capture_of(stream)
+        self._follow(stream)
 
-    def keep(self, stream: Stream, *objects: Any) -> None:
-        """Hold what the last kernel on ``stream`` reads until it ran; what a graph reads, until the exchange closes."""
-        if self._device.is_capturing(stream):
-            self._captured.append(objects)
+    def _refusal(self, phase: str, needed: str) -> str:
+        text = f"{phase} on lane {self.index}: the lane is {self._state!r}, it must be {needed!r}"
+        if self._before_capture[0]:
+            text += "; its last phase was captured in a graph: if that capture failed, call Exchange.undo_capture"
+        return text
+
+    def follow(self, stream: Stream) -> None:
+        """Make ``stream`` wait for the lane's previous phase, and the next one for what is enqueued there now."""
+        self.capture = self._device.capture_of(stream)
+        self._follow(stream)
+        self.interrupt()
+
+    def _follow(self, stream: Stream) -> None:
+        last, self._stream = self._stream, stream
+        if last is None or last.handle == stream.handle:
             return
-        while self._pending and self._pending[0][0].done:
-            self._pending.popleft()
-        self._pending.append((stream.record(), objects))
+        if bool(self._device.capture_of(last)) == bool(self.capture):
+            event = last.mark(self._spare.pop() if self._spare else None)
+            stream.wait(event)
+            self._spare.append(event)  # a wait is for what was marked, whatever the event becomes later
+
+    def advance(self, phase: str, stream: Stream) -> None:
+        """The phase was enqueued on ``stream``."""
+        if self.capture != self._before_capture[0]:
+            self._before_capture = self.capture, self._state, self.step
+        _, self._state = _ORDER[phase]
+        if phase == "dispatch" or phase == "dispatch_send":
+            self.step += 1
+        self._chained = stream.handle, self.capture
+
+    # --- dependent launch ---------------------------------------------------------------------------------------------
+
+    def chained(self, stream: Stream) -> bool:
+        """Is the latest work on ``stream`` a phase of this lane, with nothing of ours in between?"""
+        return self._chained == (stream.handle, self.capture)
+
+    def interrupt(self) -> None:
+        """Something else was enqueued on the lane's stream."""
+        self._chained = 0, -1
+
+    # --- what kernels read --------------------------------------------------------------------------------------------
+
+    def keep(self, views: Iterable[InputView]) -> None:
+        """Hold what the kernel just enqueued reads: until the step ran, or, if it was captured, with the graph.
+
+        Where another library captures, until the exchange closes; memory that is held already is not held twice.
+        """
+        if not self.capture:
+            self._reading += [view.keepalive for view in views]
+            return
+        graph = self._device.graph_of(self.capture)
+        for view in views:
+            if graph is not None:
+                graph.hold(view.keepalive)
+            elif self._captured.get(view.address, (-1, None))[0] < view.nbytes:
+                self._captured[view.address] = view.nbytes, view.keepalive
+
+    def finish(self, stream: Stream) -> None:
+        """The step's last phase was enqueued on ``stream``: once it ran, let go of what the step read."""
+        if self.capture:
+            return
+        pending, spare = self._pending, self._spare
+        while pending and pending[0][0].done:
+            spare.append(pending.popleft()[0])
+        if self._reading:
+            pending.append((stream.mark(spare.pop() if spare else None), self._reading))
+            self._reading = []
+
+    # --- captures and recovery ----------------------------------------------------------------------------------------
+
+    def undo_capture(self, capture: int | None = None) -> None:
+        """Return to before ``capture`` (default: the latest one that recorded a phase), none of which will ever run."""
+        undone, state, step = self._before_capture
+        if undone and capture in (None, undone):
+            self._state, self.step = state, step
+            self._before_capture = 0, IDLE, 0
+            self.interrupt()
 
     def restart(self) -> None:
         """Forget the step in flight; its arrivals become stale."""
         self._state = IDLE
         self.step += 1
+        self._reading.clear()
+        self._before_capture = 0, IDLE, 0
+        self.interrupt()
 
     def synchronize(self) -> None:
         """Wait for the last phase."""

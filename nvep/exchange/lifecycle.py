@@ -10,8 +10,8 @@ from typing import Any, Self
 
 import numpy as np
 
-from nvep.arrays import ArrayOwner
-from nvep.config import ExchangeConfig
+from nvep.arrays import ArrayOwner, DeviceArray
+from nvep.config import ExchangeConfig, partial_dtype
 from nvep.errors import ArgumentError, ExchangeClosed, NvepError
 from nvep.exchange.failures import Statistics
 from nvep.exchange.inputs import InputChecker, checked_mask
@@ -67,6 +67,12 @@ class ExchangeState:
         self._arrivals = [
             {protocol: view_arrivals(self.memory, i, protocol, owner) for protocol in config.protocols}
             for i, owner in enumerate(self._owners)
+        ]
+        # Held by self._arrivals, so no other object has the same identity.
+        self._own_counts = {id(arrivals.counts) for lane in self._arrivals for arrivals in lane.values()}
+        shape, dtype = (config.max_tokens, config.elements), partial_dtype(config.partial_format)
+        self._outputs = [
+            DeviceArray(self.memory.output(i), shape, dtype, owner=owner) for i, owner in enumerate(self._owners)
         ]
         self._mask = np.zeros(self.group.size, dtype=bool)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -26,7 +27,7 @@ _STAGING_BYTES = 16 << 20
 _SMALLEST_ALLOCATION = 256  # also what an empty region gets: kernels are never handed a null pointer
 _MAX_CONFIGS = 64
 _COMPILER_THREADS = 8
-_TIMED = cuda.core.EventOptions(timing_enabled=True)
+_TIMED, _UNTIMED = cuda.core.EventOptions(timing_enabled=True), cuda.core.EventOptions()
 
 
 class CudaKernel(Kernel):
@@ -87,6 +88,18 @@ def _raw(array: np.ndarray) -> np.ndarray:
     return array.reshape(-1).view(np.uint8)
 
 
+class _Made:
+    """A stream that was handed out: it outlives its last user until its work is done."""
+
+    def __init__(self, handed_out: CudaStream, stream: CudaStream) -> None:
+        self.stream = stream
+        self._handed_out = weakref.ref(handed_out)
+
+    @property
+    def used(self) -> bool:
+        return self._handed_out() is not None
+
+
 class CudaDevice(Device):
     """One GPU and its primary context.
 
@@ -131,11 +144,11 @@ class CudaDevice(Device):
         self._kernels: dict[str, CudaKernel] = {}
         self._allocations: set[CudaMemory] = set()
         self._closed = False
-        self._streams: list[CudaStream] = []
+        self._streams: list[_Made] = []
         self._default_stream = self.create_stream()
         self.control_stream = self._setup_stream = self.create_stream()
         self._pool = self._create_pool(core)
-        self._staging = StagingRing(self.allocate_host(_STAGING_BYTES), lambda s: s.record().core)
+        self._staging = StagingRing(self.allocate_host(_STAGING_BYTES), lambda s: s.mark().core)
 
     def _core(self) -> Any:
         """cuda.core's object for this GPU (one per thread), current on the calling thread."""
@@ -220,14 +233,15 @@ class CudaDevice(Device):
         core = core_call("cuStreamCreate", self._core().create_stream)
         stream = self._wrap(int(core.handle), core)
         with self._lock:
-            self._streams.append(stream)
+            self._streams = [made for made in self._streams if made.used or not made.stream.idle]
+            self._streams.append(_Made(stream, self._wrap(stream.handle, core)))
         return stream
 
     def _wrap(self, handle: int, owner: Any) -> CudaStream:
         return CudaStream(handle, self.ordinal, bind=self.make_current, new_event=self._new_event, owner=owner)
 
-    def _new_event(self) -> Any:
-        return core_call("cuEventCreate", self._core().create_event, _TIMED)
+    def _new_event(self, timed: bool) -> Any:
+        return core_call("cuEventCreate", self._core().create_event, _TIMED if timed else _UNTIMED)
 
     @property
     def default_stream(self) -> CudaStream:
@@ -246,7 +260,7 @@ class CudaDevice(Device):
 
     def order(self, consumer_handle: int, producer: Stream) -> None:
         if consumer_handle != producer.handle:
-            self.as_stream(consumer_handle).wait(producer.record())
+            self.as_stream(consumer_handle).wait(producer.mark())
 
     def _begin_capture(self, stream: Stream) -> CudaGraph:
         graph = CudaGraph(self.make_current, self._defer)
@@ -262,6 +276,9 @@ class CudaDevice(Device):
 
     def is_capturing(self, stream: Stream) -> bool:
         return _stream(stream).is_capturing()
+
+    def capture_of(self, stream: Stream) -> int:
+        return _stream(stream).capture
 
     # Kernels
 
@@ -320,7 +337,7 @@ class CudaDevice(Device):
             raise ArgumentError("arguments", type(arguments).__name__, f"a {loaded.source.arguments.name}")
         pointer = ctypes.c_void_p(ctypes.addressof(arguments))
         config = loaded.config(shape, _stream(stream))
-        self.make_current()
+        driver.cuCtxSetCurrent(self._context)  # a failure shows in the launch
         result = driver.cuLaunchKernelEx(config, loaded.function, ctypes.addressof(pointer), 0)
         if result[0] != 0:
             check(f"cuLaunchKernelEx of {loaded.source.name}, {shape.blocks} blocks of {shape.threads} threads", result)
@@ -332,7 +349,7 @@ class CudaDevice(Device):
 
     def synchronize(self) -> None:
         with self._lock:
-            streams = list(self._streams)
+            streams = [made.stream for made in self._streams]
         for stream in streams:
             stream.synchronize()
 
@@ -343,12 +360,12 @@ class CudaDevice(Device):
         self.frees.defer(self._free)
 
     def _free(self) -> None:
-        steps: list[Callable[[], Any]] = [stream.synchronize for stream in self._streams]
+        steps: list[Callable[[], Any]] = [made.stream.synchronize for made in self._streams]
         steps.append(self._staging.close)
         steps += [memory.free for memory in self._allocations]
         steps.append(self._setup_stream.synchronize)
         steps += [partial(self._unload, kernel) for kernel in self._kernels.values()]
-        steps += [stream.owner.close for stream in self._streams]
+        steps += [made.stream.owner.close for made in self._streams]
         failures = []
         for step in steps:  # all of them, also when a kernel failed and the context with it
             try:

@@ -12,6 +12,7 @@ from nvep.errors import ArgumentError, DeviceError
 from nvep.runtime.cuda_calls import check, core_call
 from nvep.runtime.device import Event, Graph, Stream
 
+_NOT_READY = driver.CUresult.CUDA_ERROR_NOT_READY
 _NOT_CAPTURING = driver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
 # Other threads (ranks of a local group) go on allocating while this one captures, and Python's garbage collector may
 # free what an earlier exchange left in the thread that captures: stricter modes would fail the capture for it.
@@ -19,7 +20,7 @@ _CAPTURE_MODE = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
 
 
 class CudaEvent(Event):
-    """A ``cuda.core.Event`` that records its time."""
+    """A ``cuda.core.Event``, with its time if `CudaStream.record` made it."""
 
     def __init__(self, core: Any, bind: Callable[[], None]) -> None:
         self.core = core
@@ -33,7 +34,11 @@ class CudaEvent(Event):
     @property
     def done(self) -> bool:
         self._bind()
-        return bool(core_call("cuEventQuery", lambda: self.core.is_done))
+        result = driver.cuEventQuery(self.cuda)
+        if result[0] == _NOT_READY:
+            return False
+        check("cuEventQuery", result)
+        return True
 
     def elapsed_ms(self, earlier: Event) -> float:
         if not isinstance(earlier, CudaEvent):
@@ -54,13 +59,13 @@ class CudaStream(Stream):
     bind : callable
         Makes that context current on the calling thread.
     new_event : callable
-        Creates a ``cuda.core.Event`` with timing.
+        Creates a ``cuda.core.Event``, with timing if its argument is true.
     owner : object
         Kept alive as long as this object: the ``cuda.core.Stream``, or the caller's stream.
     """
 
     def __init__(
-        self, handle: int, ordinal: int, *, bind: Callable[[], None], new_event: Callable[[], Any], owner: Any
+        self, handle: int, ordinal: int, *, bind: Callable[[], None], new_event: Callable[[bool], Any], owner: Any
     ) -> None:
         self.handle = handle
         self.ordinal = ordinal
@@ -77,7 +82,15 @@ class CudaStream(Stream):
         check("cuStreamSynchronize", driver.cuStreamSynchronize(self.cuda))
 
     def record(self) -> CudaEvent:
-        event = CudaEvent(self._new_event(), self._bind)
+        return self._record(CudaEvent(self._new_event(True), self._bind))
+
+    def mark(self, spare: Event | None = None) -> CudaEvent:
+        if isinstance(spare, CudaEvent):
+            self._bind()
+            return self._record(spare)
+        return self._record(CudaEvent(self._new_event(False), self._bind))
+
+    def _record(self, event: CudaEvent) -> CudaEvent:
         check("cuEventRecord", driver.cuEventRecord(event.cuda, self.cuda))
         return event
 
@@ -90,6 +103,19 @@ class CudaStream(Stream):
     def is_capturing(self) -> bool:
         self._bind()
         return bool(check("cuStreamIsCapturing", driver.cuStreamIsCapturing(self.cuda)) != _NOT_CAPTURING)
+
+    @property
+    def capture(self) -> int:
+        """See `Device.capture_of`."""
+        if not self.is_capturing():
+            return 0
+        return int(check("cuStreamGetCaptureInfo", driver.cuStreamGetCaptureInfo(self.cuda))[1])
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is left to do; False also under capture."""
+        self._bind()
+        return bool(driver.cuStreamQuery(self.cuda)[0] == 0)
 
 
 def stream_handle(stream: Any) -> int:
@@ -116,6 +142,7 @@ class CudaGraph(Graph):
     """An instantiated graph; launchable once its capture has ended. ``defer`` runs what may wait for kernels."""
 
     def __init__(self, bind: Callable[[], None], defer: Callable[[Callable[[], object]], None]) -> None:
+        super().__init__()
         self._bind = bind
         self._defer = defer
         self._executable: Any = None
@@ -155,6 +182,7 @@ class CudaGraph(Graph):
 
     def close(self) -> None:
         executable, self._executable = self._executable, None
+        self._held.clear()
         if executable is not None:
             self._defer(partial(self._destroy, executable))
 

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple, Protocol
+from weakref import WeakSet, WeakValueDictionary
 
 import numpy as np
 
@@ -16,8 +17,7 @@ from nvep.runtime.frees import Frees
 from nvep.runtime.source import KernelSource
 
 
-@dataclass(frozen=True)
-class LaunchShape:
+class LaunchShape(NamedTuple):
     """Blocks, their threads, whether programmatic dependent launch is used, and dynamic shared memory of each block."""
 
     blocks: int
@@ -89,6 +89,10 @@ class Stream(ABC):
     @abstractmethod
     def record(self) -> Event: ...
 
+    def mark(self, spare: Event | None = None) -> Event:
+        """An event without a time, cheaper than `record`; ``spare``, of an earlier `mark`, may become it."""
+        return self.record()
+
     @abstractmethod
     def wait(self, event: Event) -> None:
         """Later work of this stream starts after ``event``."""
@@ -97,11 +101,26 @@ class Stream(ABC):
 class Graph(ABC):
     """Captured work. Replays read the captured addresses, so inputs change by writing to the same arrays."""
 
+    def __init__(self) -> None:
+        self._held: list[object] = []
+
+    def hold(self, keepalive: object) -> None:
+        """Reference what captured kernels read, until `close`."""
+        self._held.append(keepalive)
+
     @abstractmethod
     def launch(self, stream: Stream) -> None: ...
 
     @abstractmethod
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Free the graph, whose launches have completed."""
+
+
+class CaptureWatcher(Protocol):
+    """Whoever keeps account of what was enqueued."""
+
+    def undo_capture(self, capture: int) -> None:
+        """Nothing that ``capture`` (of `Device.capture_of`) recorded will ever run."""
 
 
 class Kernel(ABC):
@@ -233,12 +252,40 @@ class Device(ABC):
     def capture(self, stream: Stream) -> Iterator[Graph]:
         """Record what is enqueued on ``stream`` inside the block; the Graph yielded is launchable after it."""
         graph = self._begin_capture(stream)
+        capture, complete = self.capture_of(stream), False
+        self._captures[capture] = graph
         try:
-            yield graph
-        except BaseException:
-            self._end_capture(stream, graph, keep=False)
-            raise
-        self._end_capture(stream, graph, keep=True)
+            try:
+                yield graph
+            except BaseException:
+                self._end_capture(stream, graph, keep=False)
+                raise
+            self._end_capture(stream, graph, keep=True)
+            complete = True
+        finally:
+            self._captures.pop(capture, None)
+            for watcher in [] if complete else list(self._watchers):
+                watcher.undo_capture(capture)
+
+    @cached_property
+    def _captures(self) -> WeakValueDictionary[int, Graph]:
+        return WeakValueDictionary()
+
+    @cached_property
+    def _watchers(self) -> WeakSet[CaptureWatcher]:
+        return WeakSet()
+
+    def watch_captures(self, watcher: CaptureWatcher) -> None:
+        """Tell ``watcher``, as long as it lives, of each `capture` that failed."""
+        self._watchers.add(watcher)
+
+    def capture_of(self, stream: Stream) -> int:
+        """A number for the capture that ``stream`` takes part in, 0 if none; no two captures have the same."""
+        return int(self.is_capturing(stream))
+
+    def graph_of(self, capture: int) -> Graph | None:
+        """What ``capture`` is recorded in; None where another library captures."""
+        return self._captures.get(capture)
 
     @abstractmethod
     def _begin_capture(self, stream: Stream) -> Graph: ...

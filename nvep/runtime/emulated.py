@@ -185,6 +185,10 @@ class EmulatedDevice(Device):
     def is_capturing(self, stream: Stream) -> bool:
         return self.as_stream(stream).graph is not None
 
+    def capture_of(self, stream: Stream) -> int:
+        graph = self.as_stream(stream).graph
+        return 0 if graph is None else graph.number
+
     def synchronize(self) -> None:
         with self._lock:
             streams = list(self._streams)

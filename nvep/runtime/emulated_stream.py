@@ -17,6 +17,7 @@ from nvep.runtime.device import Event, Graph, Stream
 Work = Callable[[], None]
 
 _handles = itertools.count(0x6E760001)
+_numbers = itertools.count(1)
 _streams: weakref.WeakValueDictionary[int, EmulatedStream] = weakref.WeakValueDictionary()
 _log = logging.getLogger("nvep.emulated")
 
@@ -60,6 +61,8 @@ class EmulatedGraph(Graph):
     """Work in the order it was captured; a launch enqueues it in that order."""
 
     def __init__(self) -> None:
+        super().__init__()
+        self.number = next(_numbers)
         self.work: list[Work] | None = []
         self.streams: list[EmulatedStream] = []
         self.complete = False
@@ -75,6 +78,7 @@ class EmulatedGraph(Graph):
 
     def close(self) -> None:
         self.work = None
+        self._held.clear()
 
 
 @dataclass
