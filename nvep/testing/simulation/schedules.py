@@ -140,9 +140,14 @@ SCHEDULES: dict[str, Written] = {
     # them yet: others find those of step 1.
     "recover-without-refill": Written(seed=7, ranks=3, program=_LEAVES, masked=2, lines=_SENDS),
     "shared-landing": Written(seed=2, slow_rank=1, protocols=("sentinel", "fence", "sentinel")),
-    # Nothing but a D.send, which is slow, comes before D.recv.
+    # D.recv opens its step when D.send, which is slow, has not said which one.
     "pdl-no-wait": Written(
-        phases=("dispatch_send", "dispatch_recv", "release"), dependent=True, lines=(Line("late", _PUSH, _PUSHES),)
+        phases=("dispatch_send", "dispatch_recv", "release"),
+        dependent=True,
+        lines=(
+            Line("late", _LANE, "u64 dead = load_relaxed_device(&counters->dead);", kernel="dispatch_recv"),
+            Line("late", _PUSH, _PUSHES),
+        ),
     ),
 }
 
