@@ -15,7 +15,7 @@ import ctypes
 import struct
 import sys
 from collections.abc import Callable, Sequence
-from ctypes import string_at
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -68,8 +68,9 @@ class _Managed(ctypes.Structure):
     _fields_ = [("tensor", _Tensor), ("manager_ctx", ctypes.c_void_p), ("deleter", ctypes.c_void_p)]
 
 
-# For reading, many times cheaper than a field at a time: what precedes the tensor of _ManagedVersioned, and the tensor.
-_HEAD, _TENSOR = struct.Struct("IIPPQ"), struct.Struct("PiiiBBHPPQ")
+# For reading, many times cheaper than a field at a time: what precedes the tensor, the tensor, what may follow it.
+_HEAD, _TENSOR, _TAIL = struct.Struct("IIPPQ"), struct.Struct("PiiiBBHPPQ"), struct.Struct("PP")
+_Bytes = ctypes.c_char * (_HEAD.size + _TENSOR.size)  # one size for all: nothing is read beyond what is unpacked
 
 
 class _ManagedVersioned(ctypes.Structure):
@@ -95,7 +96,6 @@ _PLAIN, _VERSIONED, _USED_PLAIN, _USED_VERSIONED = (ctypes.addressof(b) for b in
 _DELETER = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)
 _status_call = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_void_p)
 _pointer_call = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p)
-_is_valid = _status_call(("PyCapsule_IsValid", ctypes.pythonapi))
 _set_name = _status_call(("PyCapsule_SetName", ctypes.pythonapi))
 _pointer = _pointer_call(("PyCapsule_GetPointer", ctypes.pythonapi))
 
@@ -283,20 +283,21 @@ def take_capsule(capsule: Any) -> Imported:
         It is no fresh DLPack capsule, of a newer major version, or of an element type NumPy lacks.
     """
     flags = 0
-    if _is_valid(capsule, _VERSIONED):
+    try:
         pointer, used = _pointer(capsule, _VERSIONED), _USED_VERSIONED
-        major, minor, _, deleter, flags = _HEAD.unpack(string_at(pointer, _HEAD.size))
+    except ValueError:
+        pointer, used = _plain_pointer(capsule), _USED_PLAIN
+        _, deleter = _TAIL.unpack_from(_Bytes.from_address(pointer), _TENSOR.size)
+        tensor = _TENSOR.unpack_from(_Bytes.from_address(pointer))
+    else:
+        raw = _Bytes.from_address(pointer)
+        major, minor, _, deleter, flags = _HEAD.unpack_from(raw)
         if major > MAX_VERSION[0]:
             raise BufferError(f"DLPack version {major}.{minor}; at most {MAX_VERSION[0]}.x is understood")
-        tensor = string_at(pointer + _HEAD.size, _TENSOR.size)
-    elif _is_valid(capsule, _PLAIN):
-        pointer, used = _pointer(capsule, _PLAIN), _USED_PLAIN
-        tensor, deleter = string_at(pointer, _TENSOR.size), _Managed.from_address(pointer).deleter
-    else:
-        raise BufferError(f"{type(capsule).__name__} is not a DLPack capsule, or was consumed before")
-    data, device_type, device_id, ndim, code, bits, lanes, extents, steps, offset = _TENSOR.unpack(tensor)
+        tensor = _TENSOR.unpack_from(raw, _HEAD.size)
+    data, device_type, device_id, ndim, code, bits, lanes, extents, steps, offset = tensor
     dtype = _dtypes.get((code, bits, lanes)) or element_dtype(code, bits, lanes)
-    shape = _integers(extents, ndim) if ndim else ()
+    shape = tuple(_integers(extents, ndim)) if ndim else ()
     strides = tuple([s * dtype.itemsize for s in _integers(steps, ndim)]) if ndim and steps else None
     if deleter and deleter not in _deleters:
         _deleters[deleter] = _DELETER(deleter)
@@ -305,5 +306,19 @@ def take_capsule(capsule: Any) -> Imported:
     return Imported(data + offset, shape, strides, dtype, device_type, device_id, bool(flags & READ_ONLY), keepalive)
 
 
-def _integers(address: int, count: int) -> tuple[int, ...]:
-    return struct.unpack(f"{count}q", string_at(address, 8 * count))
+def _plain_pointer(capsule: Any) -> int:
+    try:
+        return int(_pointer(capsule, _PLAIN))
+    except ValueError:
+        name = type(capsule).__name__
+        raise BufferError(f"{name} is not a DLPack capsule, or was consumed before") from None
+
+
+def _integers(address: int, count: int) -> list[int]:
+    found: list[int] = _extents(count).from_address(address)[:]
+    return found
+
+
+@lru_cache
+def _extents(count: int) -> Any:
+    return ctypes.c_int64 * count
