@@ -40,7 +40,7 @@ class SentinelProtocol(ArrivalProtocol):
 SENTINEL = SentinelProtocol()
 
 
-def wire_slot_bytes(row_bytes: int, header_units: int, chunk_bytes: int) -> int:
+def wire_slot_bytes(row_bytes: int, header_pairs: int, chunk_bytes: int) -> int:
     """Bytes of a slot on the wire, as ``Wire`` in nvep_kernels/protocols/sentinel.cuh lays it out."""
-    chunks = -(-row_bytes // chunk_bytes)
-    return chunks * PREFIX_BYTES + (header_units + 1) // 2 * 16 + row_bytes
+    chunks = -(-row_bytes // chunk_bytes) + (1 if header_pairs else 0)
+    return chunks * PREFIX_BYTES + (header_pairs + 1) // 2 * 16 + row_bytes

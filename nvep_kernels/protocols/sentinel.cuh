@@ -1,8 +1,8 @@
 // Sentinel: data carries its own validity. Wire memory is filled with a word that never travels; a unit has arrived when
 // it holds anything else. Whoever reads a unit writes the sentinel back.
 //
-// A slot's payload is cut into chunks, each sent and received by one warp:
-//   [key 8 B][8 B never written, never polled][header units, chunk 0 only][payload units of 16 B, each half XOR key]
+// A slot's header is one chunk, its payload is cut into more, and each is sent and received by one warp:
+//   [key 8 B][8 B never written, never polled][units of 16 B, each half XOR key]
 // Every access is relaxed, system scope, in 8-byte elements. Nothing here fences: the order of grids keeps the wires.
 #pragma once
 #include "protocols/lane.cuh"
@@ -20,23 +20,25 @@ struct Sentinel {
   static constexpr bool kAcquires = config::kStrictPtx;
 };
 
-// Wire form of a row of kBytes with kHeaderUnits units of 8 bytes in front.
-template <u32 kBytes, u32 kHeaderUnits>
+// Wire form of a row of kBytes behind a header of kHeaderBytes (0: none): chunk 0 is the header, if there is one.
+template <u32 kBytes, u32 kHeaderBytes>
 struct Wire {
   static constexpr u32 kUnits = kBytes / 16;
-  static constexpr u32 kChunks = (kUnits + kChunkUnits - 1) / kChunkUnits;
-  static constexpr u32 kHeaderBytes = (kHeaderUnits + 1) / 2 * 16;
-  static constexpr u32 kSlotBytes = kChunks * kPrefixBytes + kHeaderBytes + kBytes;
+  static constexpr u32 kHeaders = kHeaderBytes != 0 ? 1 : 0;
+  static constexpr u32 kHeaderSpace = kHeaders * (kPrefixBytes + kHeaderBytes);
+  static constexpr u32 kChunks = kHeaders + (kUnits + kChunkUnits - 1) / kChunkUnits;
+  static constexpr u32 kSlotBytes = kHeaderSpace + (kChunks - kHeaders) * kPrefixBytes + kBytes;
 
-  __device__ static u64 chunk(u64 slot, u32 c) {
-    return slot + c * (kPrefixBytes + config::kChunkBytes) + (c == 0 ? 0 : kHeaderBytes);
+  __device__ static bool is_header(u32 c) { return kHeaders != 0 && c == 0; }
+  __device__ static u64* key(u64 slot, u32 c) {
+    u32 offset = kHeaderSpace + (c - kHeaders) * (kPrefixBytes + config::kChunkBytes);
+    return reinterpret_cast<u64*>(slot + (is_header(c) ? 0 : offset));
   }
-  __device__ static u64* header(u64 slot) { return reinterpret_cast<u64*>(slot + kPrefixBytes); }
-  __device__ static u64x2* body(u64 slot, u32 c) {
-    return reinterpret_cast<u64x2*>(chunk(slot, c) + kPrefixBytes + (c == 0 ? kHeaderBytes : 0));
-  }
+  // Units of the row before those of chunk c.
+  __device__ static u32 first(u32 c) { return (c - kHeaders) * kChunkUnits; }
   __device__ static u32 units(u32 c) {
-    return kUnits % kChunkUnits == 0 ? kChunkUnits : min(kChunkUnits, kUnits - c * kChunkUnits);
+    if (is_header(c)) return kHeaderBytes / 16;
+    return kUnits % kChunkUnits == 0 ? kChunkUnits : min(kChunkUnits, kUnits - first(c));
   }
 };
 
@@ -64,14 +66,16 @@ __device__ inline u64 choose_key(const LaneUnits& data, u32 units) {
   }
 }
 
-__device__ inline void send_units(u64x2* body, const LaneUnits& data, u32 units, u64 key) {
+__device__ inline void send_chunk(u64* key_word, const LaneUnits& data, u32 units, u64 key) {
   u32 lane = threadIdx.x % 32;
+  u64x2* body = reinterpret_cast<u64x2*>(key_word) + 1;
 #pragma unroll
   for (u32 i = 0; i < kLaneUnits; ++i) {
     if (lane + 32 * i < units) {
       store_relaxed_system(body + lane + 32 * i, u64x2{data.unit[i].a ^ key, data.unit[i].b ^ key});
     }
   }
+  if (lane == 0) store_relaxed_system(key_word, key);
 }
 
 // What a lane has seen of a chunk on its way; lane 0 watches the key as well.
@@ -87,8 +91,9 @@ __device__ inline void expect(Incoming& chunk) {
 }
 
 // One look at what this lane misses. True if it still misses something. `watcher` is the lane that watches the key.
-__device__ inline bool look(const u64* key_word, const u64x2* body, u32 units, u32 watcher, Incoming& chunk) {
+__device__ inline bool look(const u64* key_word, u32 units, u32 watcher, Incoming& chunk) {
   u32 lane = threadIdx.x % 32;
+  const u64x2* body = reinterpret_cast<const u64x2*>(key_word) + 1;
   if (lane == watcher && chunk.key == kEmpty) chunk.key = load_relaxed_system(key_word);
 #pragma unroll
   for (u32 i = 0; i < kLaneUnits; ++i) {
@@ -110,8 +115,9 @@ __device__ inline void undo_key(LaneUnits& data, u64 key) {
 }
 
 // Write the sentinel back where a chunk was read.
-__device__ inline void rearm_chunk(u64* key_word, u64x2* body, u32 units, u32 watcher) {
+__device__ inline void rearm_chunk(u64* key_word, u32 units, u32 watcher) {
   u32 lane = threadIdx.x % 32;
+  u64x2* body = reinterpret_cast<u64x2*>(key_word) + 1;
   if (lane == watcher) store_relaxed_system(key_word, kEmpty);
 #pragma unroll
   for (u32 i = 0; i < kLaneUnits; ++i) {

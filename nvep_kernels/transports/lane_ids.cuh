@@ -28,26 +28,36 @@ __device__ inline void load_lane_ids(const Arguments& a, u32 token, RawIds& raw)
   }
 }
 
+// Valid ids, repeated or not: enough to know a token's targets.
+template <class Arguments>
+__device__ inline LaneIds valid_lane_ids(const Arguments& a, const RawIds& raw) {
+  LaneIds ids;
+#pragma unroll
+  for (u32 i = 0; i < LaneIds::kLoads; ++i) {
+    bool mine = threadIdx.x % 32 + 32 * i < config::kTopK;
+    bool fits = !a.ids_are_64_bit || raw.high[i] == 0;
+    bool valid = mine && fits && raw.low[i] < static_cast<u32>(config::kNumExperts);
+    ids.id[i] = valid ? static_cast<i32>(raw.low[i]) : -1;
+  }
+  return ids;
+}
+
 // The whole warp checks a token's ids. Returns how many were neither valid nor -1, the same to all lanes.
 template <class Arguments>
 __device__ inline u32 check_lane_ids(const Arguments& a, const RawIds& raw, LaneIds& ids) {
   u32 bad = 0;
-  i32 first = -1;  // as given
+  const LaneIds valid = valid_lane_ids(a, raw);
 #pragma unroll
   for (u32 i = 0; i < LaneIds::kLoads; ++i) {
-    bool mine = threadIdx.x % 32 + 32 * i < config::kTopK;
-    u32 extension = static_cast<u32>(static_cast<i32>(raw.low[i]) >> 31);
-    bool fits = !a.ids_are_64_bit || raw.high[i] == extension;
-    i32 given = static_cast<i32>(raw.low[i]);
-    bool valid = mine && fits && raw.low[i] < static_cast<u32>(config::kNumExperts);
-    i32 id = valid ? given : -1;
+    i32 id = valid.id[i], given = static_cast<i32>(raw.low[i]);
     bool repeated = (__match_any_sync(kWarp, id) & ((1u << threadIdx.x % 32) - 1)) != 0;
-    for (int other = 0; i == 1 && other < 32; ++other) repeated |= __shfl_sync(kWarp, first, other) == id;
-    repeated &= valid;
-    bool wrong = mine && !valid && !(fits && (given == -1 || given == config::kInvalidExpert));
-    bad += static_cast<u32>(__popc(__ballot_sync(kWarp, wrong || repeated)));
+    for (int other = 0; i == 1 && other < 32; ++other) repeated |= __shfl_sync(kWarp, valid.id[0], other) == id;
+    repeated &= id >= 0;
+    bool negative = given < 0 && (!a.ids_are_64_bit || raw.high[i] == ~0u);
+    bool none = negative && (given == -1 || given == config::kInvalidExpert);
+    bool mine = threadIdx.x % 32 + 32 * i < config::kTopK;
+    bad += static_cast<u32>(__popc(__ballot_sync(kWarp, mine && ((id < 0 && !none) || repeated))));
     ids.id[i] = repeated ? -1 : id;
-    first = id;
   }
   return bad;
 }

@@ -127,8 +127,7 @@ struct NvlinkSentinel : NvlinkSentinelDispatch {
     u32 units = CombineWire::units(place.chunk);
     u64 key = choose_key(chunk.data, units);
     u64 slot = combine_slot(step.lane_of(place.source), place.token, set.below(step.rank));
-    send_units(CombineWire::body(slot, place.chunk), chunk.data, units, key);
-    if (threadIdx.x % 32 == 0) store_relaxed_system(reinterpret_cast<u64*>(CombineWire::chunk(slot, place.chunk)), key);
+    send_chunk(CombineWire::key(slot, place.chunk), chunk.data, units, key);
   }
 
   // --- C.recv ---------------------------------------------------------------------------------------------------------
@@ -208,8 +207,7 @@ struct NvlinkSentinel : NvlinkSentinelDispatch {
 #pragma unroll
       for (u32 g = 0; g < kWatched; ++g) {
         u64 slot = combine_slot(step.lane_of(step.rank), token, position[g]);
-        const u64* key_word = reinterpret_cast<const u64*>(CombineWire::chunk(slot, c));
-        missing[g] = wired[g] && look(key_word, CombineWire::body(slot, c), units, g, chunk[g]);
+        missing[g] = wired[g] && look(CombineWire::key(slot, c), units, g, chunk[g]);
         some |= missing[g];
       }
       if (!__any_sync(kWarp, some)) break;
@@ -223,8 +221,7 @@ struct NvlinkSentinel : NvlinkSentinelDispatch {
 #pragma unroll
       for (u32 i = 0; i < kLaneUnits; ++i) Partial::add(sum[i], as_words(chunk[g].data.unit[i]));
       u64 slot = combine_slot(step.lane_of(step.rank), token, position[g]);
-      u64* key_word = reinterpret_cast<u64*>(CombineWire::chunk(slot, c));
-      if (wired[g]) rearm_chunk(key_word, CombineWire::body(slot, c), units, g);
+      if (wired[g]) rearm_chunk(CombineWire::key(slot, c), units, g);
     }
     return true;
   }

@@ -13,9 +13,6 @@ struct NvlinkSentinelDispatch : NvlinkSentinelLanding {
     float weight[LaneIds::kLoads];
   };
 
-  // The warp of chunk 0 has the header to send: another one keeps the routes.
-  static constexpr u32 kRoutesChunk = DispatchWire::kChunks > 1 ? 1 : 0;
-
   // The first chunk of this warp, loaded while the step's own words are on their way.
   template <class Arguments>
   __device__ static TokenChunk dispatch_ahead(const Arguments& a) {
@@ -29,17 +26,20 @@ struct NvlinkSentinelDispatch : NvlinkSentinelLanding {
   __device__ static void load_chunk(const Arguments& a, u32 work, TokenChunk& chunk) {
     u32 token = work / DispatchWire::kChunks, c = work % DispatchWire::kChunks, lane = threadIdx.x % 32;
     load_lane_ids(a, token, chunk.ids);
+    if (DispatchWire::is_header(c)) {
 #pragma unroll
-    for (u32 i = 0; i < kLaneUnits; ++i) {
-      u32 unit = c * kChunkUnits + lane + 32 * i;
-      if (lane + 32 * i < DispatchWire::units(c)) {
-        chunk.data.unit[i] = *payload_unit<0>(token, unit, [&](u32 p) { return a.payloads[p]; });
+      for (u32 i = 0; i < LaneIds::kLoads; ++i) {
+        u32 k = min(lane + 32 * i, config::kTopK - 1);
+        chunk.weight[i] = a.expert_weights[token * config::kTopK + k];
       }
+      return;
     }
 #pragma unroll
-    for (u32 i = 0; i < LaneIds::kLoads; ++i) {
-      u32 k = lane + 32 * i;
-      chunk.weight[i] = c == 0 && k < config::kTopK ? a.expert_weights[token * config::kTopK + k] : 0.0f;
+    for (u32 i = 0; i < kLaneUnits; ++i) {
+      if (lane + 32 * i < DispatchWire::units(c)) {
+        u32 unit = DispatchWire::first(c) + lane + 32 * i;
+        chunk.data.unit[i] = *payload_unit<0>(token, unit, [&](u32 p) { return a.payloads[p]; });
+      }
     }
   }
 
@@ -51,7 +51,7 @@ struct NvlinkSentinelDispatch : NvlinkSentinelLanding {
     if (is_last_thread()) close_dispatch_send(a, step, tokens);
     u32 total = tokens * DispatchWire::kChunks;
     for (u32 work = warp_index(); work < total;) {
-      send_chunk(a, step, work / DispatchWire::kChunks, work % DispatchWire::kChunks, chunk);
+      send_token(a, step, work / DispatchWire::kChunks, work % DispatchWire::kChunks, chunk);
       work += warp_count();
       if (work < total) load_chunk(a, work, chunk);
     }
@@ -69,60 +69,66 @@ struct NvlinkSentinelDispatch : NvlinkSentinelLanding {
     }
   }
 
+  // A chunk of a token to every rank: its units to those that own one of the token's experts, a word to the others.
   template <class Arguments>
-  __device__ static void send_chunk(const Arguments& a, const Step& step, u32 token, u32 c, const TokenChunk& chunk) {
-    u32 lane = threadIdx.x % 32, units = DispatchWire::units(c);
-    LaneIds ids;
-    u32 bad = check_lane_ids(a, chunk.ids, ids);
-    RankSet set = targets_of(ids, a.expert_ranks);
+  __device__ static void send_token(const Arguments& a, const Step& step, u32 token, u32 c, TokenChunk& chunk) {
+    u32 units = DispatchWire::units(c);
+    RankSet set;
+    if (DispatchWire::is_header(c)) {
+      LaneIds ids;
+      u32 bad = check_lane_ids(a, chunk.ids, ids);
+      set = targets_of(ids, a.expert_ranks);
+      make_header(ids, chunk);
+      keep_routes(step, token, set);
+      count_refused(step, bad, set);
+    } else {
+      set = targets_of(valid_lane_ids(a, chunk.ids), a.expert_ranks);
+    }
     u64 key = choose_key(chunk.data, units);
-    u64 header[kHeaderLoads];
-#pragma unroll
-    for (u32 i = 0; i < kHeaderLoads; ++i) header[i] = make_header(ids.id[i], chunk.weight[i]);
-    bool dropped = false;
+    for (u32 w = 0; w < kMaskWords; ++w) set.bits[w] &= step.active.bits[w];
     set.for_each([&](u32 r) {
       if (r == step.rank) return;
-      if (!step.active.has(r)) {
-        dropped = true;
-        return;
-      }
       u64 slot = dispatch_slot(step.lane_of(r), step.epoch, step.rank, token);
-      send_units(DispatchWire::body(slot, c), chunk.data, units, key);
-      if (lane == 0) store_relaxed_system(reinterpret_cast<u64*>(DispatchWire::chunk(slot, c)), key);
-      if (c == 0) send_header(slot, header);
+      send_chunk(DispatchWire::key(slot, c), chunk.data, units, key);
     });
-    for (u32 r = lane; r < config::kRanks; r += 32) {
+    for (u32 r = threadIdx.x % 32; r < config::kRanks; r += 32) {
       if (set.has(r) || r == step.rank || !step.active.has(r)) continue;
       u64 slot = dispatch_slot(step.lane_of(r), step.epoch, step.rank, token);
-      store_relaxed_system(reinterpret_cast<u64*>(DispatchWire::chunk(slot, c)), kUnrouted);
+      store_relaxed_system(DispatchWire::key(slot, c), kUnrouted);
     }
-    land_own(step, token, c, set.has(step.rank), header, chunk.data);
-    if (c != kRoutesChunk) return;
-    keep_routes(step, token, set);
-    if (lane == 0) {
-      if (bad) fetch_add_relaxed_device(&step.counters()->invalid_ids, bad);
-      if (dropped) fetch_add_relaxed_device(&step.counters()->dropped_tokens, 1u);
-    }
-  }
-
-  __device__ static void send_header(u64 slot, const u64 (&header)[kHeaderLoads]) {
-#pragma unroll
-    for (u32 i = 0; i < kHeaderLoads; ++i) {
-      u32 k = threadIdx.x % 32 + 32 * i;
-      if (k < config::kTopK) store_relaxed_system(DispatchWire::header(slot) + k, header[i]);
-    }
-  }
-
-  // What this rank sends to itself needs no wire: the landing buffers are its own, and nobody reads them before D.recv.
-  __device__ static void land_own(const Step& step, u32 token, u32 c, bool here, const u64 (&header)[kHeaderLoads],
-                                  const LaneUnits& data) {
+    // What this rank sends to itself needs no wire: the landing buffers are its own, and nobody reads them before D.recv.
     u32 row = step.rank * config::kMaxTokens + token;
-    if (here) {
-      if (c == 0) land_header(step, row, header);
-      land_units(step, row, c, data);
-    } else if (c == 0) {
+    if (set.has(step.rank)) {
+      land(step, row, c, chunk.data);
+    } else if (DispatchWire::is_header(c)) {
       land_nothing(step, row);
     }
+  }
+
+  // Pairs from the lanes that hold them to the lane that sends them, weights in the high half.
+  __device__ static void make_header(const LaneIds& ids, TokenChunk& chunk) {
+    u64 pair[2] = {};
+#pragma unroll
+    for (u32 i = 0; i < LaneIds::kLoads; ++i) {
+      u32 mine = static_cast<u32>(ids.id[i]), weight = __float_as_uint(chunk.weight[i]);
+#pragma unroll
+      for (u32 h = 0; h < 2; ++h) {
+        u32 k = threadIdx.x % 32 * 2 + h;
+        u64 id = __shfl_sync(kWarp, mine, static_cast<int>(k % 32));
+        u64 high = __shfl_sync(kWarp, weight, static_cast<int>(k % 32));
+        if (k / 32 == i && k < config::kTopK) pair[h] = id | (high << 32);
+      }
+    }
+    chunk.data.unit[0] = {pair[0], pair[1]};
+  }
+
+  __device__ static void count_refused(const Step& step, u32 bad, const RankSet& set) {
+    u32 dropped = 0;
+#pragma unroll
+    for (u32 w = 0; w < kMaskWords; ++w) dropped |= set.bits[w] & ~step.active.bits[w];
+    if (threadIdx.x % 32 != 0) return;
+    if (bad) fetch_add_relaxed_device(&step.counters()->invalid_ids, bad);
+    if (dropped) fetch_add_relaxed_device(&step.counters()->dropped_tokens, 1u);
   }
 
   // C.recv needs the targets by position: j counts masked ranks too, and a slot below 0 says not to wait for one.

@@ -266,11 +266,10 @@ _LIST = [
         (
             Patch(
                 _LANDING,
-                "    rearm_chunk(key_word, DispatchWire::body",
+                "    rearm_chunk(wire_of(step, place), ",
                 "    u64 next = dispatch_slot(step.lane_of(step.rank), step.epoch + 1, place.source, place.token);\n"
-                "    u64* key = reinterpret_cast<u64*>(DispatchWire::chunk(next, place.chunk));\n"
-                "    rearm_chunk(key, DispatchWire::body(next, place.chunk), DispatchWire::units(place.chunk), 0);\n"
-                "    rearm_chunk(key_word, DispatchWire::body",
+                "    rearm_chunk(DispatchWire::key(next, place.chunk), DispatchWire::units(place.chunk), 0);\n"
+                "    rearm_chunk(wire_of(step, place), ",
             ),
         ),
     ),
@@ -312,9 +311,9 @@ _LIST = [
     ),
     Mutation(
         "unpolled-word",
-        "header units after the first are taken unseen",
+        "units are taken unseen, but for those of the first lane",
         "sentinel",
-        (Patch(_LANDING, "missing |= k < config::kTopK &&", "missing |= k == 0 &&"),),
+        (Patch(_SENTINEL, "missing |= lane + 32 * i < units &&", "missing |= lane == 0 && lane + 32 * i < units &&"),),
     ),
     Mutation("recover-without-refill", "survivors leave wires and records as they were", "sentinel", no_refill=True),
     # Both.

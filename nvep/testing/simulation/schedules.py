@@ -73,13 +73,10 @@ _LEAVES = _phases(
 )  # fmt: skip
 _PUSH, _PUSHES = "transports/fence_ring.cuh", "bulk_store(reinterpret_cast<void*>(to)"
 _PULL, _PULLS = "transports/fence_pull.cuh", "bulk_load(to, reinterpret_cast<const void*>"
-_DISPATCH = "transports/nvlink_sentinel_dispatch.cuh"
-_LANDING = "transports/nvlink_sentinel_landing.cuh"
 _SENTINEL, _LANE = "protocols/sentinel.cuh", "protocols/lane.cuh"
 
 _SENDS = (
-    Line("late", _DISPATCH, "DispatchWire::chunk(slot, c)), key)", rank=0),
-    Line("late", _DISPATCH, "store_relaxed_system(DispatchWire::header(slot) + k, header[i])", rank=0),
+    Line("late", _SENTINEL, "if (lane == 0) store_relaxed_system(key_word, key);", rank=0),
     Line("late", _SENTINEL, "store_relaxed_system(body + lane + 32 * i, u64x2{data", rank=0),
 )
 
@@ -111,7 +108,7 @@ SCHEDULES: dict[str, Written] = {
     "no-stage-wait": Written(),
     "no-entry-wait": Written(),
     "no-proxy-fence": Written(),
-    "skip-rearm": Written(seed=1, lines=(_SENDS[2],)),
+    "skip-rearm": Written(seed=1, lines=(_SENDS[1],)),
     # Rank 1 erases the next generation after rank 0 wrote there.
     "early-rearm": Written(
         lines=(Line("late", _SENTINEL, "store_relaxed_system(key_word, kEmpty);", rank=1),),
@@ -127,18 +124,18 @@ SCHEDULES: dict[str, Written] = {
     "skip-step-record": Written(),
     "no-escape": Written(seed=1),
     "unrouted-first-chunk-only": Written(),
-    # Rank 1 comes late and finds everything there, but its second lane still sees the header unit as it was.
+    # Rank 1 comes late and finds everything there, but its second lane still sees its unit as it was.
     "unpolled-word": Written(
         lines=(
             Line(
-                "stale", _LANDING, "header[i] = load_relaxed_system(DispatchWire::header(slot) + k);", rank=1, thread=1
+                "stale", _SENTINEL, "chunk.data.unit[i] = load_relaxed_system(body + lane + 32 * i);", rank=1, thread=1
             ),
         ),
         slow_rank=1,
     ),
     # Rank 2 leaves before step 1, which the others send in vain. In step 2 rank 0 has announced its tokens and not sent
     # them yet: others find those of step 1.
-    "recover-without-refill": Written(seed=7, ranks=3, program=_LEAVES, masked=2, lines=_SENDS),
+    "recover-without-refill": Written(seed=2, ranks=3, program=_LEAVES, masked=2, lines=_SENDS),
     "shared-landing": Written(seed=2, slow_rank=1, protocols=("sentinel", "fence", "sentinel")),
     # D.recv opens its step when D.send, which is slow, has not said which one.
     "pdl-no-wait": Written(
