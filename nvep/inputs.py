@@ -191,7 +191,7 @@ class InputReader:
         if known is None or address & known[1] or not address:
             return None
         _, shape, dtype, strides, _, host, settled, readonly = known[0]
-        return InputView(address, shape, dtype, strides, keepalive, host, settled, readonly)
+        return InputView._make((address, shape, dtype, strides, keepalive, host, settled, readonly))
 
     def _check(self, layout: tuple[Any, ...], found: dlpack.Imported, *, own: bool = False) -> InputView:
         view = _accept(found, self.spec, self._device, own=own)

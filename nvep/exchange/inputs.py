@@ -81,7 +81,9 @@ class InputChecker:
         id_view = views[len(self._arrays) - 2]
         if id_view.settled:
             self._check_ids(id_view.to_numpy()[:num_tokens])
-        copied = any(view.host for view in views)
+        copied = False
+        for view in views:
+            copied = copied or view.host
         addresses = self._addresses(lane, views, stream) if copied else [view.address for view in views]
         num_tokens_device = addresses.pop() if counted else 0
         weight_address, id_address = addresses.pop(), addresses.pop()
@@ -95,9 +97,10 @@ class InputChecker:
             raise ArgumentError("tokens", f"{len(payloads)} arrays", f"one array per payload: {expected}")
         views = [read(array, stream) for read, array in zip(self._arrays, (*payloads, ids, weights))]
         rows = views[0].shape[0]
-        for read, view in zip(self._arrays, views):
+        for index, view in enumerate(views):
             if view.shape[0] != rows:
-                raise ShapeError(read.spec.name, view.shape, f"{rows} tokens, as the first payload has")
+                name = self._arrays[index].spec.name
+                raise ShapeError(name, view.shape, f"{rows} tokens, as the first payload has")
         return views
 
     def _check_count(self, count: int | np.integer[Any], rows: int) -> int:

@@ -12,8 +12,8 @@ from nvep.errors import ArgumentError, DeviceError
 from nvep.runtime.cuda_calls import check, core_call
 from nvep.runtime.device import Event, Graph, Stream
 
-_NOT_READY = driver.CUresult.CUDA_ERROR_NOT_READY
 _NOT_CAPTURING = driver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
+_LAST_DEFAULT = 2  # handles up to here name no stream but a default one
 # Other threads (ranks of a local group) go on allocating while this one captures, and Python's garbage collector may
 # free what an earlier exchange left in the thread that captures: stricter modes would fail the capture for it.
 _CAPTURE_MODE = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
@@ -33,12 +33,10 @@ class CudaEvent(Event):
 
     @property
     def done(self) -> bool:
-        self._bind()
-        result = driver.cuEventQuery(self.cuda)
-        if result[0] == _NOT_READY:
-            return False
-        check("cuEventQuery", result)
-        return True
+        try:  # a query needs no current context
+            return bool(self.core.is_done)
+        except Exception as error:
+            raise DeviceError(f"cuEventQuery failed: {error}") from error
 
     def elapsed_ms(self, earlier: Event) -> float:
         if not isinstance(earlier, CudaEvent):
@@ -107,8 +105,12 @@ class CudaStream(Stream):
     @property
     def capture(self) -> int:
         """See `Device.capture_of`."""
-        if not self.is_capturing():
+        if self.handle <= _LAST_DEFAULT:  # which of the contexts' default streams is meant
+            self._bind()
+        status, capturing = driver.cuStreamIsCapturing(self.cuda)
+        if status == 0 and capturing == _NOT_CAPTURING:
             return 0
+        check("cuStreamIsCapturing", (status,))
         return int(check("cuStreamGetCaptureInfo", driver.cuStreamGetCaptureInfo(self.cuda))[1])
 
     @property
