@@ -176,10 +176,11 @@ class InputReader:
                 _order(producer, stream, self._device)
             return view
         owner = obj.owner
-        if owner.device is not self._device or owner.expired:
+        lease = owner._lifetime.lease
+        if owner.device is not self._device or lease is None:
             return as_input(obj, self.spec, device=self._device, stream=stream)
         layout = obj.shape, obj.strides, obj.dtype, obj.readonly
-        known = self._view(layout, obj._address, owner.lease())
+        known = self._view(layout, obj._address, lease)
         view = known or self._check(layout, _read_own(obj, self.spec.name, self._device, stream)[0], own=True)
         producer = owner.stream
         if producer is not None and producer.handle != stream.handle:
