@@ -50,7 +50,13 @@ class Lane:
         self._pending: deque[tuple[Event, list[Any]]] = deque()
         self._spare: list[Event] = []
         self._captured: dict[int, tuple[int, object]] = {}  # by address: bytes, what keeps them alive
-        self._before_capture: tuple[int, str, int] = (0, IDLE, 0)  # which capture; state and step before it
+        self._recorder = 0  # the capture that the last phase was recorded by
+        self._before: tuple[str, int, str, int | None] = (
+            IDLE,
+            0,
+            protocol,
+            None,
+        )  # that: state, step, protocol, tokens
         device.watch_captures(self)
 
     def open(self, phase: str, stream: Stream) -> None:
@@ -62,11 +68,13 @@ class Lane:
         if self._state != needed:
             raise StepOrderError(self._refusal(phase, needed))
         self.capture = self._device.capture_of(stream)
+        if self.capture != self._recorder:
+            self._recorder, self._before = self.capture, (self._state, self.step, self.protocol, self.tokens)
         self._follow(stream)
 
     def _refusal(self, phase: str, needed: str) -> str:
         text = f"{phase} on lane {self.index}: the lane is {self._state!r}, it must be {needed!r}"
-        if self._before_capture[0]:
+        if self._recorder:
             text += "; its last phase was captured in a graph: if that capture failed, call Exchange.undo_capture"
         return text
 
@@ -80,6 +88,7 @@ class Lane:
         last, self._stream = self._stream, stream
         if last is None or last.handle == stream.handle:
             return
+        self.interrupt()
         if bool(self._device.capture_of(last)) == bool(self.capture):
             event = last.mark(self._spare.pop() if self._spare else None)
             stream.wait(event)
@@ -87,8 +96,6 @@ class Lane:
 
     def advance(self, phase: str, stream: Stream) -> None:
         """The phase was enqueued on ``stream``."""
-        if self.capture != self._before_capture[0]:
-            self._before_capture = self.capture, self._state, self.step
         _, self._state = _ORDER[phase]
         if phase == "dispatch" or phase == "dispatch_send":
             self.step += 1
@@ -136,10 +143,9 @@ class Lane:
 
     def undo_capture(self, capture: int | None = None) -> None:
         """Return to before ``capture`` (default: the latest one that recorded a phase), none of which will ever run."""
-        undone, state, step = self._before_capture
-        if undone and capture in (None, undone):
-            self._state, self.step = state, step
-            self._before_capture = 0, IDLE, 0
+        if self._recorder and capture in (None, self._recorder):
+            self._state, self.step, self.protocol, self.tokens = self._before
+            self._recorder = 0
             self.interrupt()
 
     def restart(self) -> None:
@@ -147,7 +153,7 @@ class Lane:
         self._state = IDLE
         self.step += 1
         self._reading.clear()
-        self._before_capture = 0, IDLE, 0
+        self._recorder = 0
         self.interrupt()
 
     def synchronize(self) -> None:
