@@ -15,7 +15,8 @@ from nvep.errors import ArgumentError
 INVALID_EXPERT = -1
 PARTIAL_ELEMENT_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 PROTOCOLS = ("fence", "sentinel")
-TRANSPORTS = ("nvlink",)
+NETWORK_TRANSPORTS = ("gdaki", "gpi", "gpi-mc", "free-flow")
+TRANSPORTS = ("nvlink", *NETWORK_TRANSPORTS)
 ROW_ALIGNMENT = 16
 MAX_TOKENS_LIMIT = 1 << 20
 
@@ -158,8 +159,9 @@ class ExchangeConfig:
     protocol : str
         How a receiver knows: ``"fence"`` (throughput), ``"sentinel"`` (latency), or ``"auto"``, which plans memory for
         both, starts with the better one for ``max_tokens`` and lets `Exchange.protocol` change it from step to step.
+        Transports over a network adapter have one of their own, ``"signal"``.
     transport : str
-        How bytes move.
+        How bytes move: ``"nvlink"``, or over a network adapter ``"gdaki"``, ``"gpi"``, ``"gpi-mc"`` or ``"free-flow"``.
     max_blocks : int or None
         Blocks that an exchange kernel may use; default chosen by the device.
     deadline : float or None
@@ -176,6 +178,10 @@ class ExchangeConfig:
         A phase that follows another of its lane on a stream is launched before that ends (programmatic dependent
         launch). The caller asserts that whatever else is enqueued between phases, expert kernels for example, does not
         overtake what precedes it: it is launched in the ordinary way, or waits for its predecessor itself.
+    domain_size : int
+        Over a network adapter: ranks in groups of this many reach one another directly.
+    queues, queue_depth : int
+        Over a network adapter: rings to each peer (``"gdaki"``, ``"free-flow"``) or of a rank, and entries of each.
 
     Raises
     ------
@@ -198,9 +204,12 @@ class ExchangeConfig:
     deadline: float | None = None
     invalid_expert: int = INVALID_EXPERT
     first_epoch: int = 1
-    chunk_bytes: int = 2048
+    chunk_bytes: int = 1024
     strict_ptx: bool = False
     dependent_launch: bool = False
+    domain_size: int = 1
+    queues: int = 1
+    queue_depth: int = 128
 
     def __post_init__(self) -> None:
         put = object.__setattr__
@@ -250,16 +259,25 @@ class ExchangeConfig:
             )
 
     def _check_choices(self) -> None:
-        if self.protocol not in (*PROTOCOLS, "auto"):
-            raise ArgumentError("protocol", self.protocol, ", ".join((*PROTOCOLS, "auto")))
         if self.transport not in TRANSPORTS:
             raise ArgumentError("transport", self.transport, ", ".join(TRANSPORTS))
+        if self.networked:
+            object.__setattr__(self, "protocol", "signal")
+        elif self.protocol not in (*PROTOCOLS, "auto"):
+            raise ArgumentError("protocol", self.protocol, ", ".join((*PROTOCOLS, "auto")))
+        for name, most in (("domain_size", 1 << 20), ("queues", 64), ("queue_depth", 1 << 14)):
+            object.__setattr__(self, name, _require_int(name, getattr(self, name), 1, most))
         deadline = 1.0 if self.deadline is None else self.deadline
         numeric = isinstance(deadline, (int, float, np.number)) and not isinstance(deadline, bool)
         if not numeric or not 0.0 < deadline < 1e6:
             raise ArgumentError("deadline", self.deadline, "seconds, above 0 and below 1e6")
         invalid = _require_int("invalid_expert", self.invalid_expert, -(1 << 31), -1)
         object.__setattr__(self, "invalid_expert", invalid)
+
+    @property
+    def networked(self) -> bool:
+        """Do rows travel over a network adapter?"""
+        return self.transport in NETWORK_TRANSPORTS
 
     @property
     def protocols(self) -> tuple[str, ...]:

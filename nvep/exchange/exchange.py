@@ -27,6 +27,8 @@ class Exchange(ExchangeState):
         Who takes part. The group outlives the exchange.
     config : ExchangeConfig
         Equal on all ranks.
+    nic : SoftNicModel, optional
+        What the emulated adapter pretends to be, for transports over a network adapter. Equal on all ranks.
 
     Raises
     ------
@@ -241,6 +243,8 @@ class Exchange(ExchangeState):
     def _launch(
         self, phase: str, state: Lane, arguments: ctypes.Structure, queue: Stream, *, copies: bool = True
     ) -> None:
+        if self.network is not None:
+            self.network.wake()
         dependent = state.chained(queue)
         self.kernels.launch((state.protocol, phase), arguments, queue, copies=copies, dependent=dependent)
         state.advance(phase, queue)

@@ -18,18 +18,22 @@ from nvep.exchange.inputs import InputChecker, checked_mask
 from nvep.exchange.kernels import ExchangeKernels
 from nvep.exchange.lane import Lane
 from nvep.exchange.memory import ExchangeMemory
+from nvep.exchange.network import open_network
 from nvep.exchange.plan import Plan
 from nvep.exchange.recovery import await_departure, common_epoch
 from nvep.exchange.tuning import choose_protocol
 from nvep.exchange.views import lane_arguments, view_arrivals
 from nvep.group import RankGroup
+from nvep.nic.soft import SoftNicModel
 from nvep.runtime.frees import Frees
+
+_DRAIN_S = 10.0  # for messages that were posted; an adapter that is well needs microseconds
 
 
 class ExchangeState:
     """Everything of an exchange but its phases; see `Exchange`."""
 
-    def __init__(self, group: RankGroup, config: ExchangeConfig) -> None:
+    def __init__(self, group: RankGroup, config: ExchangeConfig, *, nic: SoftNicModel | None = None) -> None:
         if not isinstance(group, RankGroup):
             raise ArgumentError("group", group, "a RankGroup")
         self.group = group
@@ -47,6 +51,9 @@ class ExchangeState:
         with ExitStack() as undo:  # what a construction that fails on some rank leaves, no exchange being open for it
             self.memory = ExchangeMemory(group, self.plan)
             undo.callback(self._frees.defer, self.memory.close)
+            self.network = open_network(group, self.plan, self.memory, nic)
+            if self.network is not None:
+                undo.callback(self.network.close)
             self._inputs = group.together(lambda: InputChecker(config, group.size, self.device))
             undo.callback(self._frees.defer, self._inputs.close)
             self._processes = group.allgather(None if group.in_process else os.getpid())
@@ -153,10 +160,21 @@ class ExchangeState:
     def check(self) -> None:
         """Raise what kernels have reported so far, without waiting. Every phase does this first."""
         self._require_open()
+        if self._failure is None and self.network is not None:
+            self._failure = self.network.error()
         if self._failure is None:
             self._failure = self.memory.status.error()
         if self._failure is not None:
             raise self._failure
+
+    def wake(self) -> None:
+        """Before a graph is replayed that holds phases: make sure that a network adapter executes what they post.
+
+        Phases that are called do this themselves. Without a network adapter there is nothing to do.
+        """
+        self._require_open()
+        if self.network is not None:
+            self.network.wake()
 
     def synchronize(self, stream: Any = None) -> None:
         """Wait for ``stream``, then `check`. A step's failure is certain to be seen here."""
@@ -199,6 +217,10 @@ class ExchangeState:
             self.memory.poison_peers()  # or they, who know nothing of it, would wait for this rank until their deadline
         try:
             self.drain()
+            if self.network is not None:
+                if self._failure is None and reported is None:
+                    self.network.drain(_DRAIN_S)  # what peers still wait for
+                self.network.close()
             if self._failure is None:
                 self._unseen = self.memory.status.error()
             self.memory.acknowledge()  # no kernel of this rank runs any more: survivors may recover

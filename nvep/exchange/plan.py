@@ -65,6 +65,7 @@ class Plan:
         words = initial_records(self.num_ranks, first_epoch)
         for name in self.config.protocols:
             words |= PROTOCOLS[name].initial_words(self.num_ranks, first_epoch)
+            words |= PROTOCOLS[name].initial_signals(self.config, self.num_ranks, first_epoch)
         return words
 
     def filled_regions(self) -> dict[str, int]:
@@ -93,6 +94,7 @@ namespace local {{
 {self.local.cpp()}
 }}  // namespace local
 }}  // namespace nvep
+{transport.prelude()}
 #include "{transport.header(protocol)}"
 namespace nvep {{
 using Partial = {_PARTIAL_TYPES[self.config.partial_format]};
@@ -116,6 +118,7 @@ using Transport = {transport.cpp_template(protocol)}<Partial>;
             ("bool", "kStrictPtx", str(config.strict_ptx).lower()),
         ]
         constants += BulkPlan(config, self.bulk).constants()
+        constants += [("u32", name, value) for name, value in PROTOCOLS[protocol].constants(config).items()]
         lines = [f"constexpr {kind} {name} = {value};" for kind, name, value in constants]
         lines.append(_lookup("u32", "payload_bytes", list(config.payload_bytes)))
         regions = PROTOCOLS[protocol].arrivals

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from nvep.errors import ArgumentError
+from nvep.errors import ArgumentError, NicError
 from nvep.nic.dump import RingDump
 from nvep.nic.layouts import KINDS, LARGEST_DESCRIPTOR, LARGEST_QUEUE, SMALLEST_RING
 
@@ -136,6 +136,14 @@ class Nic(ABC):
     @abstractmethod
     def wake(self) -> None:
         """Make sure that somebody executes what will be posted. Never waits; cheap when nothing has to be done."""
+
+    @abstractmethod
+    def drain(self, seconds: float) -> bool:
+        """Wait until everything posted to this rank's rings so far has been executed; False after ``seconds``."""
+
+    @abstractmethod
+    def error(self) -> NicError | None:
+        """The first entry that failed, or None. Waits for nothing, reads no device memory."""
 
     @abstractmethod
     def check(self) -> None:

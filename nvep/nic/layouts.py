@@ -218,7 +218,9 @@ READY_QUEUE = ArgumentStruct(
         Field("number", "u32"),
     ],
 )
-STRUCTS = (RING, RING_STATE, REGION, READY_QUEUE)
+# What exchange kernels find in a lane's private memory.
+NETWORK_STATE = ArgumentStruct("NetworkState", [Field("rings", "u64"), Field("alarm", "u64")])
+STRUCTS = (RING, RING_STATE, REGION, READY_QUEUE, NETWORK_STATE)
 
 
 @lru_cache

@@ -3,7 +3,8 @@
 from nvep.protocols.base import ArrivalProtocol
 from nvep.protocols.fence import FENCE
 from nvep.protocols.sentinel import SENTINEL
+from nvep.protocols.signal import SIGNAL
 
-PROTOCOLS: dict[str, ArrivalProtocol] = {p.name: p for p in (FENCE, SENTINEL)}
+PROTOCOLS: dict[str, ArrivalProtocol] = {p.name: p for p in (FENCE, SENTINEL, SIGNAL)}
 
 __all__ = ["PROTOCOLS", "ArrivalProtocol"]

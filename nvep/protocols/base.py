@@ -78,6 +78,18 @@ class ArrivalProtocol(ABC):
     def filled_regions(self) -> dict[str, int]:
         """Heap regions filled with a byte before the first step."""
 
+    def initial_signals(self, config: ExchangeConfig, num_ranks: int, first_epoch: int) -> dict[str, np.ndarray]:
+        """As `initial_words`, of regions whose size depends on more than the number of ranks."""
+        return {}
+
+    def busy_warps(self, config: ExchangeConfig, num_ranks: int, phase: str) -> int | None:
+        """Warps with work of their own in ``phase`` (a kernel's name) of a largest step; None: as many as there are."""
+        return None
+
+    def constants(self, config: ExchangeConfig) -> dict[str, int]:
+        """``u32`` constants of its kernels, by name."""
+        return {}
+
 
 def record_regions(num_ranks: int) -> list[Region]:
     """Step records of one lane."""

@@ -124,7 +124,7 @@ def arrivals_of(
 ) -> ReferenceArrivals:
     """What ``rank`` must receive in this step."""
     compact = dispatch_to(rank, step.sources, config=config, masked=masked)
-    if protocol == "fence":
+    if protocol != "sentinel":
         return compact
     valid = spread(step, rank, compact.valid)
     ids = spread(step, rank, compact.expert_ids)

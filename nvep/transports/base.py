@@ -23,3 +23,7 @@ class Transport(ABC):
     @abstractmethod
     def cpp_template(self, protocol: str) -> str:
         """C++ class template in namespace ``nvep`` over the format of partial rows."""
+
+    def prelude(self) -> str:
+        """C++ that its header needs in front."""
+        return ""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -104,27 +105,36 @@ class SoftEngine:
         list of int
             Positions in the engine's table, for `detach`.
         """
-        with self._lock:
-            self.pause()
+        with self._away():
             free = [i for i in range(MAX_RINGS) if i not in self._events][: len(rings)]
             if len(free) < len(rings):
                 raise ArgumentError("specs", len(rings), f"{len(free)} rings: an engine has {MAX_RINGS}")
             for position, ring in zip(free, rings):
                 events = self._events[position] = self._device.allocate(self.model.pending * _EVENT_BYTES)
                 self._write(position, ENGINE_RING.new(ring=ring, port=port, pending=events.address))
-            self._count = max(self._count, *free, -1) + 1 if free else self._count
-            for position in free:
                 self._dumps[position] = dump
+            self._count = max(self._count, *(position + 1 for position in free), 0)
             return free
 
     def detach(self, positions: Sequence[int]) -> None:
         """Forget rings; when this returns, the kernel touches them no more."""
-        with self._lock:
-            self.pause()
+        with self._away():
             for position in positions:
                 self._write(position, ENGINE_RING.new())
                 self._events.pop(position).free()
                 self._dumps.pop(position)
+
+    @contextmanager
+    def _away(self) -> Iterator[None]:
+        """The kernel is not there; afterwards it is again if it was: other ranks may be waiting for it."""
+        with self._lock:
+            running = self.running
+            self.pause()
+            try:
+                yield
+            finally:
+                if running:
+                    self._start()
 
     def _write(self, position: int, ring: ctypes.Structure) -> None:
         stream = self._device.default_stream
@@ -228,7 +238,6 @@ def _urgent_stream(device: Device) -> tuple[Stream, Callable[[], Any]]:
     if device.emulated:
         return device.create_stream(), lambda: None  # closed with the device
     import cuda.core
-
     from cuda.bindings import driver
 
     from nvep.runtime.cuda_calls import check, core_call

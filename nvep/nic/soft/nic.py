@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 
@@ -23,6 +24,7 @@ from nvep.runtime import open_device
 from nvep.runtime.device import Memory
 
 LOCAL_KEY_TAG = 0xFF
+_DRAIN_PERIOD_S = 0.0005
 
 
 class SoftNic(Nic):
@@ -169,6 +171,18 @@ class SoftNic(Nic):
             raise ExchangeClosed("the adapter is closed")
         self._engine.wake()
 
+    def drain(self, seconds: float) -> bool:
+        memory, end = self._open_memory(), time.monotonic() + seconds
+        posted = [int(state.reserved) for state in memory.states()]
+        while True:
+            counts = self._engine.counts(self._positions)
+            if all(int(c.next) >= p and c.head == c.tail for c, p in zip(counts, posted)):
+                return True
+            if time.monotonic() > end:
+                return False
+            self.wake()
+            time.sleep(_DRAIN_PERIOD_S)
+
     @property
     def running(self) -> bool:
         """Is the engine on the device, or on its way?"""
@@ -183,12 +197,17 @@ class SoftNic(Nic):
         """Take the engine, of all ranks that share it, off the device until somebody calls `wake`."""
         self._engine.pause()
 
+    def error(self) -> NicError | None:
+        alarm = self._open_memory().alarm
+        if not alarm:
+            return None
+        number, index = alarm >> 32 & 0xFFFFFF, alarm & 0xFFFFFFFF
+        return NicError(self.group.rank, number, index, syndrome_text(alarm >> 56))
+
     def check(self) -> None:
-        memory = self._open_memory()
-        alarm = memory.alarm
-        if alarm:
-            number, index = alarm >> 32 & 0xFFFFFF, alarm & 0xFFFFFFFF
-            raise NicError(self.group.rank, number, index, syndrome_text(alarm >> 56))
+        memory, failed = self._open_memory(), self.error()
+        if failed is not None:
+            raise failed
         for ring, state in enumerate(memory.states()):
             if state.expired:
                 raise NicTimeout(self.group.rank, memory.number(ring), int(state.expired))
