@@ -145,6 +145,7 @@ class CudaDevice(Device):
         self._allocations: set[CudaMemory] = set()
         self._closed = False
         self._streams: list[_Made] = []
+        self._foreign: CudaStream | None = None  # the latest that a caller named by its handle
         self._default_stream = self.create_stream()
         self.control_stream = self._setup_stream = self.create_stream()
         self._pool = self._create_pool(core)
@@ -256,7 +257,10 @@ class CudaDevice(Device):
             return stream
         if isinstance(stream, Stream):
             raise ArgumentError("stream", stream, f"a stream of GPU {self.ordinal}, not of another kind of device")
-        return self._wrap(stream_handle(stream), stream)
+        handle, last = stream_handle(stream), self._foreign
+        if last is None or last.handle != handle or not (last.owner is stream or isinstance(stream, int)):
+            last = self._foreign = self._wrap(handle, stream)
+        return last
 
     def order(self, consumer_handle: int, producer: Stream) -> None:
         if consumer_handle != producer.handle:
