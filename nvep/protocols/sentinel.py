@@ -30,6 +30,14 @@ class SentinelProtocol(ArrivalProtocol):
     def local_regions(self, config: ExchangeConfig, num_ranks: int) -> list[Region]:
         return self.arrivals.regions(config, num_ranks)
 
+    def busy_warps(self, config: ExchangeConfig, num_ranks: int, phase: str) -> int | None:
+        """One for each chunk that is sent to or comes from another rank."""
+        if phase.startswith("dispatch"):
+            chunks = slot_chunks(sum(config.payload_bytes), config.top_k, config.chunk_bytes)
+        else:
+            chunks = slot_chunks(config.partial_row_bytes, 0, config.chunk_bytes)
+        return config.max_tokens * max(1, num_ranks - 1) * chunks
+
     def initial_words(self, num_ranks: int, first_epoch: int) -> dict[str, np.ndarray]:
         return {}
 
@@ -42,5 +50,10 @@ SENTINEL = SentinelProtocol()
 
 def wire_slot_bytes(row_bytes: int, header_pairs: int, chunk_bytes: int) -> int:
     """Bytes of a slot on the wire, as ``Wire`` in nvep_kernels/protocols/sentinel.cuh lays it out."""
-    chunks = -(-row_bytes // chunk_bytes) + (1 if header_pairs else 0)
+    chunks = slot_chunks(row_bytes, header_pairs, chunk_bytes)
     return chunks * PREFIX_BYTES + (header_pairs + 1) // 2 * 16 + row_bytes
+
+
+def slot_chunks(row_bytes: int, header_pairs: int, chunk_bytes: int) -> int:
+    """Chunks of a slot, the header's included."""
+    return -(-row_bytes // chunk_bytes) + (1 if header_pairs else 0)

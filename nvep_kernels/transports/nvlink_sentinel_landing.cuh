@@ -15,7 +15,8 @@ struct NvlinkSentinelLanding : NvlinkStep {
   static constexpr u32 kHeaderUnits = (config::kTopK + 1) / 2;
   using DispatchWire = Wire<config::kTokenBytes, kHeaderUnits * 16>;
 
-  __device__ static u32 warp_index() { return (blockIdx.x * blockDim.x + threadIdx.x) / 32; }
+  // Neighbours by number are on different multiprocessors: where few warps have work, each is fast.
+  __device__ static u32 warp_index() { return threadIdx.x / 32 * gridDim.x + blockIdx.x; }
   __device__ static u32 warp_count() { return gridDim.x * blockDim.x / 32; }
 
   __device__ static u64 dispatch_slot(u64 lane, u32 epoch, u32 source, u32 token) {
