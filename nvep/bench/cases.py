@@ -51,6 +51,8 @@ class Case:
         ``"fence"``, ``"sentinel"`` or ``"auto"``.
     max_blocks : int or None
         Blocks of an exchange kernel; None is the exchange's own choice.
+    dependent : bool
+        Each phase is launched as a dependent of the one before (``ExchangeConfig.dependent_launch``).
     routing : str
         ``"uniform"``: distinct experts at random. ``"balanced"``: every expert equally often. ``"hot"``: one expert is
         in half of all tokens. ``"local"``: experts of the token's own rank. ``"recorded"``: a router log.
@@ -71,6 +73,7 @@ class Case:
     top_k: int = 8
     protocol: str = "auto"
     max_blocks: int | None = None
+    dependent: bool = False
     routing: str = "uniform"
     spans: str = "joined"
     flush_l2: bool = False
@@ -105,6 +108,7 @@ class Case:
             partial_elements=self.hidden,
             protocol=self.protocol,
             max_blocks=self.max_blocks,
+            dependent_launch=self.dependent,
             deadline=20.0,
         )
 
@@ -118,6 +122,7 @@ class Case:
             parts.append(profile or f"h{self.hidden}-e{self.experts}-k{self.top_k}")
         parts += [value for value in (self.format, self.routing) if value not in (base.format, base.routing)]
         parts += [f"{self.max_blocks}b"] if self.max_blocks else []
+        parts += ["dependent"] if self.dependent else []
         parts += ["split"] if self.spans == "split" else []
         parts += ["flushed"] if self.flush_l2 else []
         return "-".join(parts)
@@ -147,6 +152,7 @@ def default_cases(ranks: int = 2, *, other_ranks: tuple[int, ...] = (4, 8)) -> l
     base = Case(ranks=ranks)
     cases = [c for t in TOKENS for c in _vary(replace(base, tokens=t), "protocol", ("sentinel", "fence"))]
     cases = [c for c in cases if c.protocol == "fence" or c.tokens <= 1024]
+    cases += [replace(base, tokens=t, protocol="sentinel", dependent=True) for t in TOKENS if t <= 128]
     cases += [replace(base, tokens=t, **profile("qwen3-235b")) for t in (1, 32, 128, 4096)]
     cases += _vary(base, "hidden", (2048, 4096, 5120, 8192))
     cases += [replace(base, format=f, tokens=t) for f in ("fp8", "nvfp4") for t in (8, 128, 4096)]

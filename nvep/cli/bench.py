@@ -25,7 +25,7 @@ from nvep.group import RankGroup
 from nvep.runtime import choose_device_kind
 
 JSON_VERSION = 1
-_AXES = ("tokens", "hidden", "experts", "top_k", "format", "protocol", "max_blocks", "routing", "spans")
+_AXES = ("tokens", "hidden", "experts", "top_k", "format", "protocol", "max_blocks", "dependent", "routing", "spans")
 _WIDTH = 40
 
 
@@ -38,6 +38,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for name in ("tokens", "hidden", "experts", "top-k"):
         axes.add_argument(f"--{name}", type=int, nargs="+", metavar="N")
     axes.add_argument("--blocks", type=int, nargs="+", metavar="N", dest="max_blocks", help="blocks of a kernel")
+    axes.add_argument(
+        "--dependent", type=int, choices=(0, 1), nargs="+", help="launch each phase as a dependent of the one before"
+    )
     axes.add_argument("--format", nargs="+", choices=FORMATS, help="of dispatched rows")
     axes.add_argument("--protocol", nargs="+", choices=(*PROTOCOLS, "auto"))
     axes.add_argument("--routing", nargs="+", choices=ROUTINGS, help="recorded needs --trace")
@@ -77,6 +80,8 @@ class _Bench:
 
     def _select(self, ranks: int, *, other_ranks: tuple[int, ...]) -> list[Case]:
         options = self._options
+        if options.dependent:
+            options.dependent = [bool(value) for value in options.dependent]
         if self._trace is not None and options.routing is None:
             options.routing = ["recorded"]
         axes = {name: getattr(options, name) for name in _AXES if getattr(options, name)}
