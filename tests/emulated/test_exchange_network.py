@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
+import pytest
+
+from nvep.config import NETWORK_TRANSPORTS
+from nvep.errors import ArgumentError
+from nvep.exchange import Exchange
+from nvep.group import RankGroup
+from nvep.nic.soft import SoftNicModel
+from nvep.testing.backend import Backend
 from nvep.testing.conformance import ExchangeConformance
+from nvep.testing.steps import poison_receive_buffers, random_step
 
 
 class TestGdaki(ExchangeConformance):
@@ -27,3 +36,38 @@ class TestFreeFlow(ExchangeConformance):
     device = "emulated"
     transport = "free-flow"
     protocol = "signal"
+
+
+UNFRIENDLY = SoftNicModel(reorder=True, busy_odds=200, seed=3)
+
+
+@pytest.mark.parametrize("transport", NETWORK_TRANSPORTS)
+@pytest.mark.parametrize(("domain", "queues", "lanes"), [(2, 1, 2), (3, 2, 1), (8, 1, 1)])
+def test_near_and_far_peers_in_one_step(transport: str, domain: int, queues: int, lanes: int) -> None:
+    backend = Backend()
+    backend.transport = transport
+    config = backend.config(
+        num_experts=32, top_k=6, max_tokens=24, domain_size=domain, queues=queues, lanes=lanes, queue_depth=64
+    )
+
+    def main(group: RankGroup) -> None:
+        with Exchange(group, config, nic=UNFRIENDLY) as exchange:
+            for index in range(4):
+                poison_receive_buffers(exchange)
+                step = random_step((domain, index), config, group.size)
+                backend.verified_step(exchange, step, f"rank {group.rank}, step {index}", split=index % 2 == 1)
+            if domain >= group.size:
+                assert exchange.network is not None
+                assert exchange.network.statistics().messages == 0
+
+    backend.run(main, 5)
+
+
+def test_a_transport_without_an_adapter_takes_no_model() -> None:
+    config = Backend().config()
+
+    def main(group: RankGroup) -> None:
+        with pytest.raises(ArgumentError, match="None for transport nvlink"):
+            Exchange(group, config, nic=UNFRIENDLY)
+
+    Backend().run(main, 2)
