@@ -60,7 +60,35 @@ def kernel_catalog() -> list[tuple[str, KernelSource]]:
         shape = ExpertShape(ranks * config.max_tokens, top_k, config.elements, 2048, partial_format)
         others = {**plain_kernels(shape), "scale_experts": scale_experts_source(config, ranks)}
         entries += [(f"{name} {label}", source) for name, source in others.items()]
-    return [*entries, *_format_entries(), *_routing_entries(), ("soft_nic", soft_nic_source())]
+    return [*entries, *_format_entries(), *_routing_entries(), *_network_entries()]
+
+
+# ranks, top_k, payloads beside the row, domain size, queues
+NETWORK_SHAPES = {
+    "gdaki": (8, 8, (32,), 1, 1),
+    "gpi": (72, 8, (), 4, 2),
+    "gpi-mc": (72, 20, (32,), 8, 1),
+    "free-flow": (2, 1, (), 1, 4),
+}
+
+
+def _network_entries() -> list[tuple[str, KernelSource]]:
+    """The adapter's kernel, and the exchange over each transport that needs one."""
+    entries = [("soft_nic", soft_nic_source())]
+    for transport, (ranks, top_k, extra, domain, queues) in NETWORK_SHAPES.items():
+        config = ExchangeConfig(
+            num_experts=256,
+            top_k=top_k,
+            max_tokens=128,
+            row_bytes=7168,
+            extra_payload_bytes=extra,
+            transport=transport,
+            domain_size=domain,
+            queues=queues,
+        )
+        label = f"{transport} ranks={ranks} top_k={top_k} payloads={1 + len(extra)} domain={domain} queues={queues}"
+        entries += [(f"{name} {label}", source) for name, source in Plan(config, ranks).kernels("signal").items()]
+    return entries
 
 
 def _routing_entries() -> list[tuple[str, KernelSource]]:

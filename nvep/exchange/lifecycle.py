@@ -146,6 +146,8 @@ class ExchangeState:
             A lost rank has neither closed its exchange nor ended within the deadline.
         """
         self.drain()
+        if self.network is not None:
+            self.network.drain(_DRAIN_S)  # no message of a step that is forgotten may arrive in a later one
         self.group.exclude([*lost, *np.flatnonzero(self._mask).tolist()])
         gone = [r for r in range(self.group.size) if r not in self.group.members]
         self.group.agree("lost", gone)
@@ -220,13 +222,15 @@ class ExchangeState:
             if self.network is not None:
                 if self._failure is None and reported is None:
                     self.network.drain(_DRAIN_S)  # what peers still wait for
-                self.network.close()
+                self.network.detach()
             if self._failure is None:
                 self._unseen = self.memory.status.error()
             self.memory.acknowledge()  # no kernel of this rank runs any more: survivors may recover
         finally:
             self._closed = True
             self._lanes.clear()  # what they keep for their kernels may be arrays of ours
+            if self.network is not None:
+                self._frees.defer(self.network.close)
             self._frees.defer(self._inputs.close)
             if self.device.emulated:
                 self._lifetime.expire(then=partial(self._frees.defer, self.memory.close))

@@ -165,8 +165,12 @@ class Nic(ABC):
         """The rings as they are now; taken while others may be writing to them."""
 
     @abstractmethod
+    def detach(self) -> None:
+        """Execute nothing of this rank any more; frees nothing. Idempotent."""
+
+    @abstractmethod
     def close(self) -> None:
-        """Stop executing this rank's rings and free them. Idempotent, not collective: peers expect no more."""
+        """Detach, then free this rank's rings. Idempotent, not collective: peers expect no more."""
 
     def __enter__(self) -> Self:
         return self

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import pytest
 
 from nvep.config import NETWORK_TRANSPORTS
@@ -11,28 +14,30 @@ from nvep.group import RankGroup
 from nvep.nic.soft import SoftNicModel
 from nvep.testing.backend import Backend
 from nvep.testing.conformance import ExchangeConformance
+from nvep.testing.conformance_failures import FailureConformance
+from nvep.testing.mpirun import run_mpi
 from nvep.testing.steps import poison_receive_buffers, random_step
 
 
-class TestGdaki(ExchangeConformance):
+class TestGdaki(ExchangeConformance, FailureConformance):
     device = "emulated"
     transport = "gdaki"
     protocol = "signal"
 
 
-class TestGpi(ExchangeConformance):
+class TestGpi(ExchangeConformance, FailureConformance):
     device = "emulated"
     transport = "gpi"
     protocol = "signal"
 
 
-class TestGpiMc(ExchangeConformance):
+class TestGpiMc(ExchangeConformance, FailureConformance):
     device = "emulated"
     transport = "gpi-mc"
     protocol = "signal"
 
 
-class TestFreeFlow(ExchangeConformance):
+class TestFreeFlow(ExchangeConformance, FailureConformance):
     device = "emulated"
     transport = "free-flow"
     protocol = "signal"
@@ -71,3 +76,10 @@ def test_a_transport_without_an_adapter_takes_no_model() -> None:
             Exchange(group, config, nic=UNFRIENDLY)
 
     Backend().run(main, 2)
+
+
+@pytest.mark.parametrize("domain", [1, 2])
+def test_ranks_that_are_processes(domain: int) -> None:
+    program = str(Path(__file__).parent / "network_program.py")
+    result = run_mpi(3, [sys.executable, program, str(domain)], timeout=90).require_success()
+    assert result.stdout.split() == [word for transport in NETWORK_TRANSPORTS for word in (transport, "True")]

@@ -56,6 +56,7 @@ class SoftNic(Nic):
         self.model = model or SoftNicModel()
         self._regions: list[tuple[tuple[int, ...], int, bool]] = []
         self._resources = ExitStack()
+        self._attachments = ExitStack()
         self._memory: RingMemory | None = None
         self._positions: list[int] = []
         self._closed = False
@@ -112,7 +113,7 @@ class SoftNic(Nic):
         rings = [memory.ring_address(i) for i in range(len(specs))]
         self._memory = memory
         self._positions = self._engine.attach(rings, port.address, self.dump)
-        self._resources.callback(self._engine.detach, self._positions)
+        self._attachments.callback(self._engine.detach, self._positions)
         self._watch_ready_words(memory)
         return memory.table
 
@@ -124,7 +125,7 @@ class SoftNic(Nic):
                 queues.append(ReadyQueue(ready, doorbell, record, depth=spec.depth, number=memory.number(index)))
         if queues:
             self._engine.add_ready_queues(queues)
-            self._resources.callback(self._engine.remove_ready_queues, [queue.number for queue in queues])
+            self._attachments.callback(self._engine.remove_ready_queues, [queue.number for queue in queues])
 
     def _port(self, memory: RingMemory, signals: int) -> np.ndarray:
         regions = bytearray()
@@ -225,8 +226,12 @@ class SoftNic(Nic):
     def dump(self) -> list[RingDump]:
         return self._open_memory().dump(self.label)
 
+    def detach(self) -> None:
+        self._attachments.close()
+
     def close(self) -> None:
         if not self._closed:
+            self._attachments.close()
             self._resources.close()
             self._closed = True
 
