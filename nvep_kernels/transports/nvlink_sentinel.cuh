@@ -132,7 +132,9 @@ struct NvlinkSentinel : NvlinkSentinelDispatch {
 
   // --- C.recv ---------------------------------------------------------------------------------------------------------
 
-  static constexpr u32 kWatched = config::kMaxTargets < 2 ? 1 : 2;  // targets at once; a lane each watches a key
+  // Targets at once, as registers allow; a lane each watches a key.
+  static constexpr u32 kRoom = kLaneUnits <= 2 ? 4 : kLaneUnits <= 4 ? 2 : 1;
+  static constexpr u32 kWatched = config::kMaxTargets < kRoom ? config::kMaxTargets : kRoom;
 
   template <class Arguments>
   __device__ static void combine_recv(const Arguments& a, const Step& step, CombineAhead& ahead, const Shared&) {
@@ -211,7 +213,12 @@ struct NvlinkSentinel : NvlinkSentinelDispatch {
         some |= missing[g];
       }
       if (!__any_sync(kWarp, some)) break;
-      auto suspect = [&] { return __any_sync(kWarp, missing[0]) ? target[0] : target[kWatched - 1]; };
+      auto suspect = [&] {
+        u32 rank = target[kWatched - 1];
+#pragma unroll
+        for (u32 g = kWatched; g-- > 0;) rank = __any_sync(kWarp, missing[g]) ? target[g] : rank;
+        return rank;
+      };
       if (deadline.passed_for_warp(step, suspect)) return false;
     }
 #pragma unroll
