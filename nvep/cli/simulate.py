@@ -10,6 +10,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from nvep.config import TRANSPORTS
 from nvep.errors import ArgumentError
 from nvep.testing.simulation.mutations import MUTATIONS
 from nvep.testing.simulation.runner import Failure, Simulator, shrink
@@ -25,6 +26,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", type=int, default=6, metavar="K", help="steps of each seed's scenario (default: 6)")
     parser.add_argument(
         "--protocol", choices=("fence", "sentinel", "mixed"), default="mixed", help="what the true kernels run"
+    )
+    parser.add_argument(
+        "--transport", choices=TRANSPORTS, default="nvlink", help="what the true kernels run (default: nvlink)"
     )
     parser.add_argument("--seeds", default="0:100", metavar="A:B", help="seeds A to B - 1 (default: 0:100)")
     parser.add_argument(
@@ -54,6 +58,7 @@ def run(options: argparse.Namespace) -> int:
         protocol=options.protocol,
         strict_ptx=options.strict_ptx,
         axiom=not options.no_axiom,
+        transport=options.transport,
     )
     seeds = _seeds(options.seeds)
     started = time.perf_counter()
@@ -91,7 +96,7 @@ def _true_protocols(kind: ScenarioKind, seeds: Iterable[int]) -> dict[str, Any]:
     found = search(kind, seeds, simulator=simulator, most=SHOWN_FAILURES)
     for failure in found.failures:
         _show(shrink(simulator, failure), simulator)
-    print(f"{kind.protocol}: {found.seeds} seeds, {len(found.failures)} failures")
+    print(f"{kind.transport if kind.networked else kind.protocol}: {found.seeds} seeds, {len(found.failures)} failures")
     return {"steps": found.steps, "failures": [_entry(f) for f in found.failures], "mutations": {}}
 
 

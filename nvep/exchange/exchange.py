@@ -27,8 +27,9 @@ class Exchange(ExchangeState):
         Who takes part. The group outlives the exchange.
     config : ExchangeConfig
         Equal on all ranks.
-    nic : SoftNicModel, optional
-        What the emulated adapter pretends to be, for transports over a network adapter. Equal on all ranks.
+    nic : SoftNicModel or callable, optional
+        Of transports over a network adapter: what the emulated one pretends to be, equal on all ranks, or what makes
+        an adapter of the group.
 
     Raises
     ------

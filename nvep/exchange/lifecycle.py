@@ -18,13 +18,12 @@ from nvep.exchange.inputs import InputChecker, checked_mask
 from nvep.exchange.kernels import ExchangeKernels
 from nvep.exchange.lane import Lane
 from nvep.exchange.memory import ExchangeMemory
-from nvep.exchange.network import open_network
+from nvep.exchange.network import NicChoice, open_network
 from nvep.exchange.plan import Plan
 from nvep.exchange.recovery import await_departure, common_epoch
 from nvep.exchange.tuning import choose_protocol
 from nvep.exchange.views import lane_arguments, view_arrivals
 from nvep.group import RankGroup
-from nvep.nic.soft import SoftNicModel
 from nvep.runtime.frees import Frees
 
 _DRAIN_S = 10.0  # for messages that were posted; an adapter that is well needs microseconds
@@ -33,7 +32,7 @@ _DRAIN_S = 10.0  # for messages that were posted; an adapter that is well needs 
 class ExchangeState:
     """Everything of an exchange but its phases; see `Exchange`."""
 
-    def __init__(self, group: RankGroup, config: ExchangeConfig, *, nic: SoftNicModel | None = None) -> None:
+    def __init__(self, group: RankGroup, config: ExchangeConfig, *, nic: NicChoice | None = None) -> None:
         if not isinstance(group, RankGroup):
             raise ArgumentError("group", group, "a RankGroup")
         self.group = group

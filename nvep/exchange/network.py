@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from nvep.errors import ArgumentError
@@ -15,8 +17,11 @@ from nvep.symmetric.layout import Layout
 from nvep.transports import TRANSPORTS
 from nvep.transports.network import NetworkTransport
 
+NicChoice = SoftNicModel | Callable[[RankGroup], SoftNic]
+"""A model for the emulated adapter, or what makes an adapter of the group (collectively)."""
 
-def open_network(group: RankGroup, plan: Plan, memory: ExchangeMemory, model: SoftNicModel | None) -> SoftNic | None:
+
+def open_network(group: RankGroup, plan: Plan, memory: ExchangeMemory, nic: NicChoice | None) -> SoftNic | None:
     """Create the adapter that ``plan``'s transport posts to (collective); None where it needs none.
 
     Registers the symmetric heap, this rank's private memory and the signal words, in the order that
@@ -29,21 +34,21 @@ def open_network(group: RankGroup, plan: Plan, memory: ExchangeMemory, model: So
     """
     transport = TRANSPORTS[plan.config.transport]
     if not isinstance(transport, NetworkTransport):
-        if model is not None:
-            raise ArgumentError("nic", model, f"None for transport {transport.name}")
+        if nic is not None:
+            raise ArgumentError("nic", nic, f"None for transport {transport.name}")
         return None
-    nic = SoftNic(group, model)
+    adapter = nic(group) if callable(nic) else SoftNic(group, nic)
     try:
-        _register(nic, group, plan, memory)
+        _register(adapter, group, plan, memory)
         words = plan.heap.region("Signals").nbytes // 8
         if words > 1 << 16:
             raise ArgumentError("queues", plan.config.queues, f"at most 65536 signal words, not {words}")
-        rings = nic.create_rings(transport.rings(plan.config, group.size), signals=2, sink=words - 1)
-        group.together(lambda: _tell_lanes(plan, memory, rings, nic.alarm_address))
+        rings = adapter.create_rings(transport.rings(plan.config, group.size), signals=2, sink=words - 1)
+        group.together(lambda: _tell_lanes(plan, memory, rings, adapter.alarm_address))
     except BaseException:
-        nic.close()
+        adapter.close()
         raise
-    return nic
+    return adapter
 
 
 def _register(nic: Nic, group: RankGroup, plan: Plan, memory: ExchangeMemory) -> None:

@@ -183,7 +183,7 @@ class NicConformance:
 
         def program(group: RankGroup, heap: SymmetricHeap, nic: SoftNic) -> None:
             open_rings(group, heap, nic, [RingSpec("gfd", 64)])
-            seen.append(nic._engine)
+            seen.append(nic.engine)
             group.barrier()
 
         self.on_two_ranks(program)

@@ -61,10 +61,12 @@ struct Idleness {
     EngineState* state = view.state();
     u64 now = global_timer_ns(), seen = load_relaxed_device(&state->activity);
     u64 called = load_relaxed_system(&control->wake);
-    if (since == 0 || seen != activity || called != wake) since = now;
+    bool busy = seen != activity;
+    if (since == 0 || busy || called != wake) since = now;
     activity = seen;
     wake = called;
-    bool told = load_relaxed_system(&control->stop) != 0;
+    u64 stop = load_relaxed_system(&control->stop);
+    bool told = stop == kStopNow || (stop == kStopWhenIdle && !busy);
     if (!told && now - since <= view.a.idle_ns) return;
     store_relaxed_system(&control->state, engine_state(view.a, kStateLeaving));
     fence_sc_system();
@@ -76,35 +78,63 @@ struct Idleness {
   }
 };
 
-// A lane of the first warp: applies what is due on its rings, and looks for new work. Ends when any lane found some.
-__device__ inline u32 watch(const EngineView& view, EngineShared& shared, u32& cursor, Idleness& idleness) {
-  u32 lane = threadIdx.x % 32, stride = gridDim.x * 32, count = view.a.ring_count;
-  u32 begin = blockIdx.x + lane * gridDim.x, mine = begin < count ? (count - begin + stride - 1) / stride : 0;
+// The rings that a lane of the first warp watches.
+struct Watched {
+  u32 begin, stride, count, cursor = 0;
+
+  __device__ explicit Watched(u32 rings) : begin(blockIdx.x + threadIdx.x % 32 * gridDim.x), stride(gridDim.x * 32) {
+    count = begin < rings ? (rings - begin + stride - 1) / stride : 0;
+  }
+  // Looks at each once, begun with another one each time, until `look(ring number)` says to stop.
+  template <class Look>
+  __device__ void each(Look look) {
+    for (u32 i = 0; i < count; ++i) {
+      if (look(begin + cursor++ % count * stride)) return;
+    }
+  }
+};
+
+__device__ inline bool drain_ring(const EngineView& view, u32 r) {
+  EngineRing& engine = view.ring(r);
+  return engine.ring != 0 && drain(view.a, engine, *reinterpret_cast<const Ring*>(engine.ring));
+}
+
+// A lane of the first warp: applies what is due on its rings, and looks for new work. Ends when any lane found some, or
+// when it is time to leave. Lanes without rings touch no memory but the block's own.
+__device__ inline u32 watch(const EngineView& view, EngineShared& shared, Watched& watched, Idleness& idleness) {
   for (;;) {
     u32 found = kNoRing;
-    bool waiting = false;
-    for (u32 i = 0; i < mine && found == kNoRing; ++i, ++cursor) {
-      u32 r = begin + cursor % mine * stride;
+    watched.each([&](u32 r) {
       EngineRing& engine = view.ring(r);
-      if (engine.ring == 0) continue;  // its rank has left
-      const Ring& ring = *reinterpret_cast<const Ring*>(engine.ring);
-      waiting |= drain(view.a, engine, ring);
-      if (has_arrived(view.a, engine, ring)) found = r;
+      drain_ring(view, r);
+      if (engine.ring != 0 && has_arrived(view.a, engine, *reinterpret_cast<const Ring*>(engine.ring))) found = r;
+      return found != kNoRing;
+    });
+    if (found != kNoRing) {
+      fetch_add_relaxed_device(&view.state()->activity, 1ull);
+      atomicOr(&shared.news, 1u);
     }
-    if (found != kNoRing) fetch_add_relaxed_device(&view.state()->activity, 1ull);
-    if (blockIdx.x == 0 && lane == 0) idleness.look(view);
-    if (found != kNoRing) atomicOr(&shared.news, 1u);
-    bool ended = load_relaxed_device(&view.state()->ended) == view.a.launch;
-    if (ended && !waiting) atomicOr(&shared.news, 2u);
-    if (atomicOr(&shared.news, 0u) != 0 && (!ended || !waiting)) return found;
+    if (threadIdx.x == 0) {
+      if (blockIdx.x == 0) idleness.look(view);
+      if (load_relaxed_device(&view.state()->ended) == view.a.launch) atomicOr(&shared.news, 2u);
+    }
+    if (atomicOr(&shared.news, 0u) != 0) return found;
     spin_pause();
   }
+}
+
+// Before the engine leaves: what was taken is seen through.
+__device__ inline void drain_all(const EngineView& view, Watched& watched) {
+  watched.each([&](u32 r) {
+    while (drain_ring(view, r)) spin_pause();
+    return false;
+  });
 }
 
 __device__ inline void run_engine(const SoftNicArguments& a, EngineShared& shared) {
   const EngineView view = {a};
   Idleness idleness;
-  u32 cursor = 0;
+  Watched watched(a.ring_count);
   if (threadIdx.x == 0) shared.news = 0;
   if (blockIdx.x == 0 && threadIdx.x == 0) {
     store_relaxed_system(&view.control()->state, engine_state(a, kStateRunning));
@@ -112,19 +142,20 @@ __device__ inline void run_engine(const SoftNicArguments& a, EngineShared& share
   __syncthreads();
   for (;;) {
     if (threadIdx.x < 32) {
-      u32 found = watch(view, shared, cursor, idleness);
+      u32 found = watch(view, shared, watched, idleness);
       u32 lanes = __ballot_sync(kAll, found != kNoRing);
       shared.ring[threadIdx.x] = found;
-      bool ended = load_relaxed_device(&view.state()->ended) == a.launch;
-      ended = __any_sync(kAll, ended);
       if (threadIdx.x == 0) {
-        shared.found = ended ? 0 : lanes;
-        shared.leaving = ended;
+        shared.leaving = shared.news & 2u;
+        shared.found = lanes;
         shared.news = 0;
       }
     }
     __syncthreads();
-    if (shared.leaving) break;
+    if (shared.leaving) {
+      if (threadIdx.x < 32) drain_all(view, watched);
+      break;
+    }
     for (u32 left = shared.found; left != 0; left &= left - 1) {
       u32 r = shared.ring[__ffs(static_cast<int>(left)) - 1];
       if (threadIdx.x < 32) take_batch(a, view.ring(r), shared.batch);

@@ -20,6 +20,7 @@ from nvep.nic.soft.layouts import (
     PENDING,
     SOFT_NIC_ARGUMENTS,
     STATE_LEAVING,
+    STOP_NOW,
     engine_prelude,
 )
 from nvep.nic.soft.model import SoftNicModel
@@ -217,7 +218,7 @@ class SoftEngine:
         """Make the kernel leave and wait until it has. What it has not executed stays in the rings until `wake`."""
         with self._lock:
             stop = CONTROL.ctype.stop.offset // 8
-            self._control[stop] = 1
+            self._control[stop] = STOP_NOW
             self._stream.synchronize()
             self._control[stop] = 0
 

@@ -66,6 +66,7 @@ CONTROL = ArgumentStruct(
         Field("unused", "u64"),
     ],
 )
+STOP_NOW, STOP_WHEN_IDLE = 1, 2  # Control.stop
 STATE_RUNNING, STATE_LEAVING = 1, 2  # low bits of Control.state, below the number of the launch
 # Shared by the blocks of the engine.
 ENGINE_STATE = ArgumentStruct("EngineState", [Field("activity", "u64"), Field("ended", "u64")])
@@ -90,7 +91,12 @@ SOFT_NIC_ARGUMENTS = ArgumentStruct(
         Field("reorder", "u32"),
     ],
 )
-_CONSTANTS = {"kStateRunning": STATE_RUNNING, "kStateLeaving": STATE_LEAVING}
+_CONSTANTS = {
+    "kStopNow": STOP_NOW,
+    "kStopWhenIdle": STOP_WHEN_IDLE,
+    "kStateRunning": STATE_RUNNING,
+    "kStateLeaving": STATE_LEAVING,
+}
 
 
 @lru_cache

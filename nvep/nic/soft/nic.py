@@ -158,6 +158,11 @@ class SoftNic(Nic):
         return self._open_memory().alarm_address
 
     @property
+    def engine(self) -> SoftEngine:
+        """Who executes the rings."""
+        return self._engine
+
+    @property
     def rings(self) -> RingMemory:
         """Memory of this rank's rings."""
         return self._open_memory()

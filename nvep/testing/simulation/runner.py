@@ -19,6 +19,7 @@ from nvep.reference.exchange import ReferenceArrivals
 from nvep.runtime.device import Event, LaunchShape
 from nvep.runtime.simulated import SimulatedDevice, SimulatedStream, Simulation, SimulationOptions
 from nvep.runtime.simulated_library import Overlay, SimulatorLibrary
+from nvep.testing.simulation.nic import adapter_maker, engines
 from nvep.testing.simulation.render import Places, render_trace
 from nvep.testing.simulation.scenario import Operation, Scenario
 from nvep.testing.steps import arrivals_of, fill_unused, output_of, same
@@ -186,8 +187,23 @@ class _Rank:
             same(seen.output, output_of(tokens, config, self.rank, masked=masked), f"{where}: output")
 
 
+def _start_host_threads(exchanges: list[Exchange]) -> None:
+    """Free Flow's."""
+    for engine in engines(exchanges):
+        engine.forget_stop()
+        engine.start_host_thread()
+
+
+def _stop_adapters(ranks: list[_Rank]) -> None:
+    """They end behind everything that ``ranks`` enqueued."""
+    events = [event for rank in ranks for event in rank.end()]
+    for engine in engines([rank.exchange for rank in ranks]):
+        engine.stop_behind(events)
+
+
 def _exchanges(devices: list[SimulatedDevice], scenario: Scenario) -> list[Exchange]:
     """Construction is collective, so it has a thread per rank; nothing is simulated yet."""
+    adapter = adapter_maker(devices[0].simulation, scenario.seed) if scenario.kind.networked else None
     config = scenario.kind.config(scenario.first_epoch)
     rendezvous = _Rendezvous(len(devices))
     found: list[Exchange | BaseException | None] = [None] * len(devices)
@@ -195,7 +211,7 @@ def _exchanges(devices: list[SimulatedDevice], scenario: Scenario) -> list[Excha
     def construct(rank: int) -> None:
         group = LocalGroup(rank, rendezvous, devices)
         try:
-            found[rank] = Exchange(group, config)
+            found[rank] = Exchange(group, config, nic=adapter)
         except BaseException as error:
             found[rank] = error
             group.abort(str(error))
@@ -225,7 +241,11 @@ def run_scenario(simulator: Simulator, scenario: Scenario, *, trace: int = 60) -
     """
     kind = scenario.kind
     options = SimulationOptions(
-        streams=2 * kind.ranks, blocks=_MOST_BLOCKS, axiom=kind.axiom, chance=scenario.chance, rules=scenario.rules
+        streams=(6 if kind.networked else 2) * kind.ranks,
+        blocks=_MOST_BLOCKS,
+        axiom=kind.axiom,
+        chance=scenario.chance,
+        rules=scenario.rules,
     )
     simulation = Simulation(simulator.library, scenario.seed, options)
     exchanges: list[Exchange] = []
@@ -255,8 +275,10 @@ def _simulate(simulation: Simulation, exchanges: list[Exchange], scenario: Scena
     symptom: str | None = None
     simulation.start()
     ranks = [_Rank(exchange, scenario) for exchange in exchanges]
+    _start_host_threads(exchanges)
     try:
         _enqueue(ranks, scenario)
+        _stop_adapters(ranks)
         if scenario.recovered is not None:
             _recover(simulation, ranks, scenario)
         simulation.run()
@@ -341,10 +363,12 @@ def _recover(simulation: Simulation, ranks: list[_Rank], scenario: Scenario) -> 
     if errors:
         raise errors[0]
     simulation.start()
+    _start_host_threads([rank.exchange for rank in stay])
     behind = [operation.name for operation in scenario.program].index("recover") + 1
     for operation in scenario.program[behind:]:
         for rank in stay:
             rank.enqueue(operation)
+    _stop_adapters(stay)
 
 
 def shrink(simulator: Simulator, failure: Failure) -> Failure:

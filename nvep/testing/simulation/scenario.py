@@ -8,7 +8,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from nvep.config import PROTOCOLS, ExchangeConfig
+from nvep.config import NETWORK_TRANSPORTS, PROTOCOLS, ExchangeConfig
 from nvep.runtime.simulated import Chance, Rule
 from nvep.testing.steps import Step, random_step
 
@@ -30,6 +30,9 @@ class ScenarioKind:
         Sentinel by release and acquire of records.
     axiom : bool
         The axiom of completed grids holds.
+    transport : str
+        How bytes move. Over a network adapter ranks 0 and 1 reach one another directly, and the protocol is
+        ``"signal"``.
     """
 
     ranks: int = 4
@@ -37,6 +40,12 @@ class ScenarioKind:
     protocol: str = "fence"
     strict_ptx: bool = False
     axiom: bool = True
+    transport: str = "nvlink"
+
+    @property
+    def networked(self) -> bool:
+        """Does it need a network adapter?"""
+        return self.transport in NETWORK_TRANSPORTS
 
     def config(self, first_epoch: int = 1) -> ExchangeConfig:
         """Small enough to be fast, large enough to have two chunks a slot and slots that stay empty."""
@@ -47,6 +56,10 @@ class ScenarioKind:
             row_bytes=64,
             lanes=2,
             protocol="auto" if self.protocol == "mixed" else self.protocol,
+            transport=self.transport,
+            domain_size=2 if self.networked else 1,
+            queues=2 if self.networked else 1,
+            queue_depth=64,
             chunk_bytes=32,
             strict_ptx=self.strict_ptx,
             deadline=1.0,
@@ -205,7 +218,7 @@ def _with_recovery(rng: np.random.Generator, scenario: Scenario) -> Scenario:
 
 def _protocols(rng: np.random.Generator, kind: ScenarioKind) -> Iterator[str]:
     for _ in range(kind.steps):
-        yield kind.protocol if kind.protocol != "mixed" else str(rng.choice(PROTOCOLS))
+        yield "signal" if kind.networked else kind.protocol if kind.protocol != "mixed" else str(rng.choice(PROTOCOLS))
 
 
 def _chance(rng: np.random.Generator) -> Chance:
