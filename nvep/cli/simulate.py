@@ -7,17 +7,21 @@ import json
 import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from nvep.config import TRANSPORTS
 from nvep.errors import ArgumentError
 from nvep.testing.simulation.mutations import MUTATIONS
+from nvep.testing.simulation.nic_mutations import NIC_MUTATIONS, find
+from nvep.testing.simulation.render import short_paths
 from nvep.testing.simulation.runner import Failure, Simulator, shrink
 from nvep.testing.simulation.scenario import ScenarioKind
-from nvep.testing.simulation.search import Search, hunt, prove_replay, search
+from nvep.testing.simulation.search import hunt, prove_replay, search
 
 SHOWN_FAILURES = 3
+_ALL = {name: m.broken for name, m in MUTATIONS.items()} | {name: m.broken for name, m in NIC_MUTATIONS.items()}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Exit status: 0 for a clean search, or for mutations that were all caught; 1 otherwise."""
     if options.mutate == "list":
-        print("\n".join(MUTATIONS))
+        print("\n".join(_ALL))
         return 0
     _check(options)
     kind = ScenarioKind(
@@ -80,8 +84,8 @@ def _check(options: argparse.Namespace) -> None:
         raise ArgumentError("--steps", options.steps, "1 or more")
     if options.jobs < 1:
         raise ArgumentError("--jobs", options.jobs, "1 or more")
-    if options.mutate and options.mutate != "all" and options.mutate not in MUTATIONS:
-        raise ArgumentError("--mutate", options.mutate, f"all, list, {', '.join(MUTATIONS)}")
+    if options.mutate and options.mutate != "all" and options.mutate not in _ALL:
+        raise ArgumentError("--mutate", options.mutate, f"all, list, {', '.join(_ALL)}")
 
 
 def _seeds(text: str) -> range:
@@ -112,26 +116,40 @@ def _entry(failure: Failure) -> dict[str, Any]:
     return {"seed": failure.scenario.seed, "symptom": failure.symptom}
 
 
+@dataclass(frozen=True)
+class _Hunt:
+    """How the search for a planted bug went."""
+
+    name: str
+    seeds: int
+    steps: int
+    seconds: float
+    seed: int | None = None
+    symptom: str = ""
+    trace: str = ""
+
+
 def _mutations(options: argparse.Namespace, kind: ScenarioKind, seeds: range) -> dict[str, Any]:
-    names = list(MUTATIONS) if options.mutate == "all" else [options.mutate]
+    names = list(_ALL) if options.mutate == "all" else [options.mutate]
     entries: dict[str, Any] = {}
     steps = 0
-    width = 2 + max(len(MUTATIONS[name].broken) for name in names)
+    width = 2 + max(len(_ALL[name]) for name in names)
     print(f"{'mutation':<31}{'what is broken':<{width}}{'caught at seed':>14}{'s':>6}  symptom")
-    for name, found, seconds in _hunts(names, kind, seeds, options.jobs):
+    for found in _hunts(names, kind, seeds, options.jobs):
         steps += found.steps
-        failure = found.failures[0] if found.failures else None
-        seed = failure.scenario.seed if failure else None
-        symptom = failure.symptom if failure else ""
-        entries[name] = {"caught": failure is not None, "seed": seed, "seeds_tried": found.seeds, "symptom": symptom}
-        shown = f"NO, {found.seeds} tried" if seed is None else seed
-        print(f"{name:<31}{MUTATIONS[name].broken:<{width}}{shown:>14}{seconds:>6.1f}  {symptom[:60]}", flush=True)
-        if failure is not None and len(names) == 1:
-            print(failure.trace)
+        caught = found.seed is not None
+        entries[found.name] = {
+            "caught": caught, "seed": found.seed, "seeds_tried": found.seeds, "symptom": found.symptom
+        }  # fmt: skip
+        shown = found.seed if caught else f"NO, {found.seeds} tried"
+        row = f"{found.name:<31}{_ALL[found.name]:<{width}}{shown:>14}{found.seconds:>6.1f}  {found.symptom[:60]}"
+        print(row, flush=True)
+        if caught and len(names) == 1:
+            print(found.trace)
     return {"steps": steps, "failures": [], "mutations": entries}
 
 
-def _hunts(names: list[str], kind: ScenarioKind, seeds: range, jobs: int) -> Iterator[tuple[str, Search, float]]:
+def _hunts(names: list[str], kind: ScenarioKind, seeds: range, jobs: int) -> Iterator[_Hunt]:
     tasks = [(name, kind, seeds) for name in names]
     if jobs == 1:
         yield from map(_hunt, tasks)
@@ -140,7 +158,17 @@ def _hunts(names: list[str], kind: ScenarioKind, seeds: range, jobs: int) -> Ite
         yield from pool.map(_hunt, tasks)
 
 
-def _hunt(task: tuple[str, ScenarioKind, range]) -> tuple[str, Search, float]:
+def _hunt(task: tuple[str, ScenarioKind, range]) -> _Hunt:
     name, kind, seeds = task
     started = time.perf_counter()
-    return name, hunt(MUTATIONS[name], kind, seeds), time.perf_counter() - started
+    if name in NIC_MUTATIONS:
+        caught = find(NIC_MUTATIONS[name], seeds)
+        tried = len(seeds) if caught is None else seeds.index(caught[0]) + 1
+        found = _Hunt(name, tried, 0, time.perf_counter() - started)
+        return found if caught is None else replace(found, seed=caught[0], symptom=short_paths(caught[1]))
+    search_ = hunt(MUTATIONS[name], kind, seeds)
+    found = _Hunt(name, search_.seeds, search_.steps, time.perf_counter() - started)
+    if not search_.failures:
+        return found
+    failure = search_.failures[0]
+    return replace(found, seed=failure.scenario.seed, symptom=failure.symptom, trace=failure.trace)
