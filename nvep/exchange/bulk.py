@@ -43,7 +43,7 @@ class BulkPlan:
     @property
     def send_stages(self) -> int:
         """Stages of a ring."""
-        fit = self._limits.ring_bytes // (_SEND_RINGS * self.send_bytes)
+        fit = self._limits.send_ring_bytes // (_SEND_RINGS * self.send_bytes)
         return max(1, min(fit, _MOST_STAGES))
 
     @property
@@ -54,7 +54,7 @@ class BulkPlan:
     @property
     def pull_entries(self) -> int:
         """Entries of a block's rings, of which each warp has one."""
-        return max(_WARPS, min(self._limits.ring_bytes // self.pull_bytes, _MOST_PULLED))
+        return max(_WARPS, min(self._limits.pull_ring_bytes // self.pull_bytes, _MOST_PULLED))
 
     def constants(self) -> list[tuple[str, str, object]]:
         """Type, name and value of what the kernels know of this."""

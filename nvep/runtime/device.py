@@ -34,13 +34,14 @@ class BulkCopies:
     ----------
     send_bytes, pull_bytes : int
         Largest piece of a row that one copy sends, and pulls; multiples of 16.
-    ring_bytes : int
+    send_ring_bytes, pull_ring_bytes : int
         Shared memory of a block for pieces on their way.
     """
 
     send_bytes: int = 8192
-    pull_bytes: int = 2048
-    ring_bytes: int = 96 << 10
+    pull_bytes: int = 4096
+    send_ring_bytes: int = 96 << 10
+    pull_ring_bytes: int = 128 << 10
 
 
 class Memory(ABC):

@@ -61,7 +61,7 @@ class EmulatedDevice(Device):
     multiprocessors = 1
     default_threads = 128
     default_blocks = 4
-    bulk: BulkCopies | None = BulkCopies(512, 256, 8 << 10)  # small, so that rows are cut and rings go round
+    bulk: BulkCopies | None = BulkCopies(512, 256, 8 << 10, 8 << 10)  # small, so that rows are cut and rings go round
 
     def __init__(self, settings: Settings | None = None, *, jit: HostJit | None = None, seed: int = 0) -> None:
         self.name = f"emulated on {platform.machine()}"

@@ -293,7 +293,7 @@ class SimulatedDevice(Device):
     kind = "emulated"
     ordinal = 0
     multiprocessors = 1
-    bulk = BulkCopies(32, 32, 384)
+    bulk = BulkCopies(32, 32, 384, 384)
 
     def __init__(self, simulation: Simulation, rank: int, *, shape: LaunchShape = _SHAPE) -> None:
         self.name = f"simulated on {platform.machine()}"
