@@ -13,6 +13,7 @@ from nvep.group import RankGroup
 from nvep.nic import Nic
 from nvep.nic.layouts import NETWORK_STATE
 from nvep.nic.soft import SoftNic, SoftNicModel
+from nvep.nic.soft.model import ENGINE_SHAPES
 from nvep.symmetric.layout import Layout
 from nvep.transports import TRANSPORTS
 from nvep.transports.network import NetworkTransport
@@ -39,6 +40,7 @@ def open_network(group: RankGroup, plan: Plan, memory: ExchangeMemory, nic: NicC
         return None
     adapter = nic(group) if callable(nic) else SoftNic(group, nic)
     try:
+        group.together(lambda: _require_room(adapter, group))
         _register(adapter, group, plan, memory)
         words = plan.heap.region("Signals").nbytes // 8
         if words > 1 << 16:
@@ -49,6 +51,13 @@ def open_network(group: RankGroup, plan: Plan, memory: ExchangeMemory, nic: NicC
         adapter.close()
         raise
     return adapter
+
+
+def _require_room(nic: SoftNic, group: RankGroup) -> None:
+    """Exchange kernels leave room for the engine's usual shape."""
+    most = ENGINE_SHAPES[group.device.kind].blocks
+    if not group.device.emulated and nic.engine.shape.blocks > most:
+        raise ArgumentError("blocks", nic.engine.shape.blocks, f"at most {most} for the adapter of an exchange")
 
 
 def _register(nic: Nic, group: RankGroup, plan: Plan, memory: ExchangeMemory) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from nvep.errors import ArgumentError
 from nvep.exchange.plan import Plan
 from nvep.exchange.tuning import choose_blocks
+from nvep.nic.soft.model import ENGINE_SHAPES
 from nvep.protocols import PROTOCOLS
 from nvep.runtime.device import Device, Kernel, LaunchShape
 
@@ -26,7 +27,7 @@ def launch_shapes(
     """Shape of every kernel, by protocol and name.
 
     Blocks that wait for peers must all be resident at once, together with those of the other ranks and lanes that share
-    the device: their number is cut to that.
+    the device, and of its emulated network adapter: their number is cut to that.
 
     Raises
     ------
@@ -41,7 +42,8 @@ def launch_shapes(
         sharers = config.lanes * ranks_on_device
         if sharers > 1 and config.dependent_launch:
             sharers *= 2  # beside a kernel that waits for a peer, the next one of its lane waits for it
-        resident = _share(resident, device.multiprocessors, sharers)
+        multiprocessors = device.multiprocessors - (ENGINE_SHAPES[device.kind].blocks if config.networked else 0)
+        resident = _share(resident * multiprocessors // device.multiprocessors, multiprocessors, sharers)
     if resident < 1:
         allowed = "fewer lanes, or fewer ranks on one device: a block of each must be resident at once"
         raise ArgumentError("lanes", config.lanes, allowed)

@@ -23,13 +23,12 @@ from nvep.nic.soft.layouts import (
     STOP_NOW,
     engine_prelude,
 )
-from nvep.nic.soft.model import SoftNicModel
+from nvep.nic.soft.model import ENGINE_SHAPES, SoftNicModel
 from nvep.nic.soft.ready_thread import ReadyQueue, ReadyThread
 from nvep.runtime.device import Device, Event, LaunchShape, Memory, Stream
 from nvep.runtime.source import KernelSource
 
 MAX_RINGS = 4096
-_SHAPES = {"cuda": LaunchShape(16, 512), "emulated": LaunchShape(1, 64)}
 _RING_BYTES = ctypes.sizeof(ENGINE_RING.ctype)
 _EVENT_BYTES = ctypes.sizeof(PENDING.ctype)
 
@@ -59,7 +58,7 @@ class SoftEngine:
         self._stream, self._close_stream = _urgent_stream(self._device)
         self._reader = self._device.create_stream()
         self._kernel = self._device.load(soft_nic_source())
-        default = _SHAPES[device.kind]
+        default = ENGINE_SHAPES[device.kind]
         self.shape = LaunchShape(model.blocks or default.blocks, model.threads or default.threads)
         resident = self._device.resident_blocks(self._kernel, self.shape.threads)
         if self.shape.blocks > resident:

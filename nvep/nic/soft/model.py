@@ -6,8 +6,11 @@ from dataclasses import dataclass
 
 from nvep.errors import ArgumentError
 from nvep.nic.base import PLACEMENTS
+from nvep.runtime.device import LaunchShape
 
 LABEL = "soft NIC (emulated)"
+# Of the engine's kernel, by kind of device, where the model leaves it open.
+ENGINE_SHAPES = {"cuda": LaunchShape(16, 512), "emulated": LaunchShape(1, 64)}
 
 
 @dataclass(frozen=True)
