@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 
@@ -11,6 +12,7 @@ import pytest
 from nvep.errors import NicError
 from nvep.group import RankGroup, run_local
 from nvep.nic import RingSpec, layouts
+from nvep.nic.live import ask, processes
 from nvep.nic.soft import SoftNic, SoftNicModel
 from nvep.nic.soft.ready_thread import ReadyQueue, ReadyThread
 from nvep.nic.words import Descriptor
@@ -308,3 +310,17 @@ def test_the_ready_thread_rings_for_contiguous_entries_only() -> None:
     finally:
         thread.close()
     assert not thread.running
+
+
+def test_a_live_adapter_shows_the_rings_of_all_ranks() -> None:
+    def run(group: RankGroup) -> None:
+        with SymmetricHeap(group, LAYOUT) as heap, SoftNic(group, SoftNicModel(live=True)) as nic:
+            open_rings(group, heap, nic, [GFD_RING, RingSpec("send_queue", DEPTH, peer=1 - group.rank, ready=True)])
+            group.barrier()
+            if group.rank == 0:
+                shown = [(dump.rank, dump.kind, dump.peer) for dump in ask(os.getpid())]
+                assert shown == [(0, "gfd", None), (0, "send_queue", 1), (1, "gfd", None), (1, "send_queue", 0)]
+            group.barrier()
+
+    run_local(run, 2, device="emulated")
+    assert os.getpid() not in processes()
