@@ -6,8 +6,8 @@ from nvep.config import PARTIAL_ELEMENT_BYTES, ExchangeConfig
 from nvep.exchange.plan import Plan
 from nvep.formats import FORMATS
 from nvep.formats.quantise import dequantise_source, quantise_source
-from nvep.moe.grouped_gemm import ExpertShape
-from nvep.moe.grouped_gemm.plain import plain_kernels
+from nvep.moe.grouped_gemm import ACTIVATIONS, ExpertShape
+from nvep.moe.grouped_gemm.gather import gather_kernels
 from nvep.moe.routing import ROUTINGS, route_source
 from nvep.moe.synthetic import scale_experts_source
 from nvep.nic.soft.engine import soft_nic_source
@@ -57,10 +57,33 @@ def kernel_catalog() -> list[tuple[str, KernelSource]]:
         for protocol in config.protocols:
             sources = Plan(config, ranks).kernels(protocol)
             entries += [(f"{name} {protocol} {label} strict={strict}", source) for name, source in sources.items()]
-        shape = ExpertShape(ranks * config.max_tokens, top_k, config.elements, 2048, partial_format)
-        others = {**plain_kernels(shape), "scale_experts": scale_experts_source(config, ranks)}
-        entries += [(f"{name} {label}", source) for name, source in others.items()]
-    return [*entries, *_format_entries(), *_routing_entries(), *_network_entries()]
+        entries.append((f"scale_experts {label}", scale_experts_source(config, ranks)))
+    return [*entries, *_expert_entries(), *_format_entries(), *_routing_entries(), *_network_entries()]
+
+
+# ranks, top_k, local experts, hidden, intermediate, rows, weights, partial format, activation, biases
+EXPERT_SHAPES = [
+    (8, 8, 32, 7168, 2048, "bf16", "bf16", "bf16", "swiglu", False),
+    (8, 8, 32, 7168, 2048, "fp8_block", "fp8_block", "bf16", "swiglu", False),
+    (2, 8, 128, 7168, 2048, "fp8_block_ue8m0", "bf16", "fp32", "swiglu", False),
+    (4, 4, 32, 2880, 2880, "mxfp8", "bf16", "bf16", "swiglu_clamped", True),
+    (1, 2, 8, 4096, 14336, "bf16", "fp8_block", "fp16", "geglu", True),
+    (72, 1, 1, 2048, 768, "fp16", "bf16", "bf16", "plain", False),
+]
+
+
+def _expert_entries() -> list[tuple[str, KernelSource]]:
+    """Expert kernels for rows and weights of every kind."""
+    assert {shape[8] for shape in EXPERT_SHAPES} == set(ACTIVATIONS)
+    entries = []
+    for ranks, top_k, local, hidden, intermediate, rows, weights, partial, activation, biases in EXPERT_SHAPES:
+        shape = ExpertShape(
+            ranks, 128, top_k, 256, local, hidden, intermediate, partial,
+            activation=activation, row_format=rows, weight_format=weights, biases=biases,
+        )  # fmt: skip
+        label = f"ranks={ranks} top_k={top_k} {hidden}x{intermediate} {rows} {weights} {partial} {activation}"
+        entries += [(f"{name} {label}", source) for name, source in gather_kernels(shape).items()]
+    return entries
 
 
 # ranks, top_k, payloads beside the row, domain size, queues

@@ -39,6 +39,7 @@ class MoECase:
     max_tokens: int = 12
     partial_format: str = "bf16"
     placement: tuple[int, ...] | None = None
+    grouped_gemm: str = "gather"
 
     @property
     def config(self) -> ExchangeConfig:
@@ -114,6 +115,7 @@ def run(case: MoECase, device: str, body: Callable[[MoELayer, MoEWeights], Any],
             "top_k": case.top_k,
             "max_tokens": case.max_tokens,
             "partial_format": case.partial_format,
+            "grouped_gemm": case.grouped_gemm,
         }
         with MoELayer(group, weights, placement=case.placement, **sizes, **options) as layer:
             return body(layer, weights)

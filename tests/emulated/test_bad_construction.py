@@ -185,7 +185,7 @@ LAYERS: dict[str, tuple[Callable[[RankGroup], Any], type[NvepError], str]] = {
     "backend": (
         lambda g: layer(g, grouped_gemm="cublas"),
         ArgumentError,
-        r"grouped_gemm: got 'cublas'; allowed: plain",
+        r"grouped_gemm: got 'cublas'; allowed: gather, ",
     ),
     "option": (lambda g: layer(g, topk=2), ArgumentError, r"topk: got 2; allowed: only the options .*partial_format"),
     "placement": (

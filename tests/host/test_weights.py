@@ -340,7 +340,7 @@ def test_replicas_share_what_they_copy(tmp_path: Path) -> None:
     for weights in (MoEWeights.from_safetensors(path, layer=3, naming="mixtral"), MoEWeights(*matrices)):
         physical = weights.replicated(placement)
         same_matrices(physical, tuple(stack[copies] for stack in matrices))  # type: ignore[arg-type]
-        gate, up, down = physical.checked(device)
+        gate, up, down = physical.checked(device)[:3]
         assert gate.shape == up.shape == (8, 160, 288)
         assert (bits(down[7]) == bits(matrices[2][0])).all()
     biased = MoEWeights(*matrices, biases=ExpertParts(*(np.arange(6) for _ in range(3)))).replicated(placement)
@@ -351,14 +351,18 @@ def test_replicas_share_what_they_copy(tmp_path: Path) -> None:
     device.close()
 
 
-def test_what_a_layer_cannot_compute_yet_is_refused(tmp_path: Path) -> None:
+def test_what_a_layer_cannot_compute_is_refused(tmp_path: Path) -> None:
     device = EmulatedDevice()
     path = make.save(tmp_path, make.gpt_oss_mxfp4()[0])
-    with pytest.raises(ArgumentError, match=r"weights\.biases: got 'biases'; allowed: None"):
-        MoEWeights.from_safetensors(path, layer=3, naming="gpt-oss").checked(device)
+    biased = MoEWeights.from_safetensors(path, layer=3, naming="gpt-oss")
+    assert biased.checked(device).biases is not None
+    with pytest.raises(DTypeError, match=r"weights\.gate: got 'uint8'; allowed: bfloat16"):
+        MoEWeights.from_safetensors(path, layer=3, naming="gpt-oss", dequantise=False).checked(device)
     path = make.save(tmp_path, make.fp8("deepseek")[0])
-    with pytest.raises(DTypeError, match=r"weights\.gate: got 'float8_e4m3fn'; allowed: bfloat16"):
-        MoEWeights.from_safetensors(path, layer=3, naming="deepseek", dequantise=False).checked(device)
+    quantised = MoEWeights.from_safetensors(path, layer=3, naming="deepseek", dequantise=False)
+    assert quantised.checked(device).format == "fp8_block"
+    with pytest.raises(ArgumentError, match=r"weights\.scales: got None"):
+        MoEWeights(quantised.gate, quantised.up, quantised.down).checked(device)
     gate, up, down = make.bf16_matrices()
     placement = Placement(tuple(range(6)), (0,) * 6)
     with pytest.raises(ShapeError, match=r"weights\.up: got \(5, 160, 288\)"):

@@ -1,8 +1,6 @@
 """Expert compute: grouped GEMMs over the rank-major receive buffer."""
 
-from nvep.moe.grouped_gemm.base import ExpertShape, GroupedGemm
-from nvep.moe.grouped_gemm.plain import PlainGroupedGemm
+from nvep.moe.grouped_gemm.base import ACTIVATIONS, ExpertShape, GroupedGemm
+from nvep.moe.grouped_gemm.choice import BACKENDS, choose
 
-BACKENDS: dict[str, type[GroupedGemm]] = {PlainGroupedGemm.name: PlainGroupedGemm}
-
-__all__ = ["BACKENDS", "ExpertShape", "GroupedGemm", "PlainGroupedGemm"]
+__all__ = ["ACTIVATIONS", "BACKENDS", "ExpertShape", "GroupedGemm", "choose"]

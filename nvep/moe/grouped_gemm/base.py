@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -12,31 +13,67 @@ from nvep.exchange import Arrivals
 from nvep.moe.weights import LocalExperts
 from nvep.runtime.device import Device, Stream
 
+ACTIVATIONS = ("swiglu", "geglu", "swiglu_clamped", "plain")
+
 
 @dataclass(frozen=True)
 class ExpertShape:
-    """Sizes of a rank's expert compute.
+    """Sizes and number formats of a rank's expert compute.
 
     Attributes
     ----------
-    rows : int
-        Rows of the receive buffer: ranks x max_tokens.
+    ranks, max_tokens : int
+        The receive buffer has ``ranks * max_tokens`` rows.
     top_k : int
         Ids per row.
+    num_experts, local_experts : int
+        Of the whole layer, and of this rank.
     hidden, intermediate : int
         Elements of a row, and of an expert's inner activation.
     partial_format : str
         Element type of partial rows.
     lanes : int
         Steps whose expert compute may run at once.
+    activation : str
+        One of ``ACTIVATIONS``.
+    row_format : str
+        Payload format of the rows that arrive.
+    weight_format : str
+        ``"bf16"``, or ``"fp8_block"``: e4m3 with float32 scales of 128 x 128 blocks.
+    biases : bool
+        Whether the projections have biases.
     """
 
-    rows: int
+    ranks: int
+    max_tokens: int
     top_k: int
+    num_experts: int
+    local_experts: int
     hidden: int
     intermediate: int
     partial_format: str
     lanes: int = 1
+    activation: str = "swiglu"
+    row_format: str = "bf16"
+    weight_format: str = "bf16"
+    biases: bool = False
+
+    @property
+    def rows(self) -> int:
+        """Rows of the receive buffer."""
+        return self.ranks * self.max_tokens
+
+    @property
+    def most_pairs(self) -> int:
+        """Most pairs of a row and a local expert in a step."""
+        return self.rows * min(self.top_k, self.local_experts)
+
+
+class MemoryLine(NamedTuple):
+    """A use of device memory and its bytes, all lanes together."""
+
+    name: str
+    nbytes: int
 
 
 class GroupedGemm(ABC):
@@ -65,6 +102,10 @@ class GroupedGemm(ABC):
 
         Calls for one lane run in order; those for different lanes may overlap on the device.
         """
+
+    @abstractmethod
+    def memory(self) -> list[MemoryLine]:
+        """What the backend allocated."""
 
     @abstractmethod
     def close(self) -> None:
