@@ -14,7 +14,7 @@ from nvep.testing.simulation.scenario import ScenarioKind
 from nvep.testing.simulation.search import search
 
 # The others take longer: they end in streams that stand still.
-QUICK = ("owner-one-segment", "signal-before-put", "ci-before-copy", "publish-out-of-order", "ready-before-wqe")
+QUICK = ("owner-one-segment", "signal-before-put", "ci-before-copy", "descriptor-before-payload", "ready-before-wqe")
 
 
 @pytest.fixture(scope="module")
