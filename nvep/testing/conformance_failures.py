@@ -260,15 +260,19 @@ class FailureConformance(Backend):
         self.run(main, 4)
 
     def test_a_masked_rank_stops_nobody(self) -> None:
-        """A rank that was left out runs on, misses its peers and says so: they no longer listen."""
+        """A rank that was left out runs on, misses its peers and says so: they no longer listen.
+
+        What it sent meanwhile stays where it is, and must not be taken for another rank's.
+        """
         config = self.config(num_experts=16, top_k=4, deadline=0.5)
-        masked = 1
+        masked, ranks = 1, 4
+        full = [config.max_tokens] * ranks
 
         def main(group: RankGroup) -> None:
             with Exchange(group, config) as exchange:
                 self.verified_step(exchange, random_step((101, 0), config, group.size), "before")
                 if group.rank == masked:
-                    step = random_step((101, 1), config, group.size)
+                    step = random_step((101, 1), config, group.size, counts=full)
                     source = step.sources[masked]
                     arrivals = exchange.dispatch(source.payloads[0], source.expert_ids, source.expert_weights)
                     exchange.release(arrivals)
@@ -280,9 +284,9 @@ class FailureConformance(Backend):
                 exchange.set_mask([r == masked for r in range(group.size)])
                 group.barrier()  # by now the masked rank has poisoned everybody
                 for index in range(1, 4):
-                    self._masked_step(exchange, random_step((103, index), config, group.size), (masked,))
+                    self._masked_step(exchange, random_step((103, index), config, group.size, counts=full), (masked,))
 
-        self.run(main, 3)
+        self.run(main, ranks)
 
     def _masked_step(self, exchange: Exchange, step: Step, masked: tuple[int, ...], *, lane: int = 0) -> None:
         rank, config = exchange.group.rank, exchange.config
