@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from nvep.errors import ArgumentError
@@ -10,11 +10,14 @@ from nvep.runtime.simulated_library import Overlay, SimulatorLibrary
 from nvep.runtime.source import KERNEL_ROOT
 from nvep.testing.simulation.mutations import Patch
 from nvep.testing.simulation.nic import NicScenario, nic_scenario, run_nic_scenario
+from nvep.testing.simulation.runner import Simulator, run_scenario
+from nvep.testing.simulation.scenario import ScenarioKind, random_scenario
 
 _RING, _QUEUE, _READY = "transports/ring.cuh", "transports/ring_queue.cuh", "transports/ready_words.cuh"
 _GFD, _FANOUT, _READ_GFD = "transports/gfd.cuh", "transports/fanout.cuh", "nic/read_gfd.cuh"
 _BATCH, _ENGINE, _EVENTS = "nic/batch.cuh", "nic/engine.cuh", "nic/events.cuh"
 _SEND = "testing/nic_send.cu"
+_SIGNAL, _NETWORK = "protocols/signal.cuh", "transports/network.cuh"
 
 
 @dataclass(frozen=True)
@@ -27,12 +30,14 @@ class NicMutation:
     broken : str
         What it breaks, in a few words.
     scheme : str
-        Whose streams notice.
+        Whose streams, or exchanges, notice.
     patches : tuple of Patch
         What is changed.
     targets, staged : int
         Ranks that a message of these streams goes to, and staging slots of a sender: few are reused, many let rings
         fill up.
+    exchange : bool
+        Exchanges over the transport notice, not streams.
     """
 
     name: str
@@ -41,9 +46,10 @@ class NicMutation:
     patches: tuple[Patch, ...]
     targets: int = 1
     staged: int = 8
+    exchange: bool = False
 
-    def library(self) -> SimulatorLibrary:
-        """The mutated kernels.
+    def overlay(self) -> Overlay:
+        """The mutated files.
 
         Raises
         ------
@@ -57,7 +63,7 @@ class NicMutation:
                 allowed = f"text that {patch.file} holds exactly once, not {text.count(patch.old)} times"
                 raise ArgumentError(f"mutation {self.name}", patch.old, allowed)
             files[patch.file] = text.replace(patch.old, patch.new)
-        return SimulatorLibrary(overlay=Overlay(files))
+        return Overlay(files)
 
 
 def fixed_scenario(scheme: str, seed: int, *, targets: int = 1, staged: int = 8) -> NicScenario:
@@ -71,13 +77,33 @@ def fixed_scenario(scheme: str, seed: int, *, targets: int = 1, staged: int = 8)
 
 def find(mutation: NicMutation, seeds: Iterable[int]) -> tuple[int, str] | None:
     """First seed whose streams notice the mutation, and how; None if none does."""
-    library = mutation.library()
+    symptom_of = _in_exchanges(mutation) if mutation.exchange else _in_streams(mutation)
     for seed in seeds:
-        scenario = fixed_scenario(mutation.scheme, seed, targets=mutation.targets, staged=mutation.staged)
-        symptom = run_nic_scenario(library, scenario).symptom
+        symptom = symptom_of(seed)
         if symptom is not None:
             return seed, symptom
     return None
+
+
+def _in_streams(mutation: NicMutation) -> Callable[[int], str | None]:
+    library = SimulatorLibrary(overlay=mutation.overlay())
+
+    def symptom(seed: int) -> str | None:
+        scenario = fixed_scenario(mutation.scheme, seed, targets=mutation.targets, staged=mutation.staged)
+        return run_nic_scenario(library, scenario).symptom
+
+    return symptom
+
+
+def _in_exchanges(mutation: NicMutation) -> Callable[[int], str | None]:
+    simulator = Simulator(overlay=mutation.overlay())
+    kind = ScenarioKind(ranks=3, steps=3, transport=mutation.scheme)
+
+    def symptom(seed: int) -> str | None:
+        failure = run_scenario(simulator, random_scenario(kind, seed)).failure
+        return None if failure is None else failure.symptom
+
+    return symptom
 
 
 _COPY_THEN_FINISH = """      make_copies(a, shared.batch);
@@ -257,6 +283,86 @@ _LIST = [
         "a sender writes its sources again without asking the consumer",
         "gpi",
         (Patch(_SEND, "if (m % kStaged == 0 && m != 0)", "if (false)"),),
+    ),
+    NicMutation(
+        "reset-to-zero",
+        "signals are set back to zero once they were seen",
+        "gpi",
+        (
+            Patch(
+                _SIGNAL,
+                "      if (queue == 0) seen(source, value);\n",
+                "      if (step.active.has(source)) {\n"
+                "        u64* seen_word = word(step, step.rank, word_index(step, direction, source, queue));\n"
+                "        store_relaxed_system(seen_word, 0ull);\n"
+                "      }\n"
+                "      if (queue == 0) seen(source, value);\n",
+            ),
+        ),
+        exchange=True,
+    ),
+    NicMutation(
+        "one-queue-awaited",
+        "receivers await the signal of one queue of several",
+        "gdaki",
+        (Patch(_SIGNAL, "      if (step.active.has(source)) {", "      if (queue == 0 && step.active.has(source)) {"),),
+        exchange=True,
+    ),
+    NicMutation(
+        "signal-not-acquired",
+        "receivers see a signal without acquiring it",
+        "gpi",
+        (Patch(_SIGNAL, "kAcquires = true;", "kAcquires = false;"),),
+        exchange=True,
+    ),
+    NicMutation(
+        "signal-of-the-first-block",
+        "the first block that is done posts the signals of all",
+        "gpi-mc",
+        (
+            Patch(
+                _NETWORK,
+                "    bool last = threadIdx.x == 0 && fetch_add_acq_rel_device(arrivals, 1u) == gridDim.x - 1;\n",
+                "    u32 before = threadIdx.x == 0 ? fetch_add_acq_rel_device(arrivals, 1u) : 1u;\n"
+                "    if (threadIdx.x == 0 && before == gridDim.x - 1) store_relaxed_device(arrivals, 0u);\n"
+                "    bool last = threadIdx.x == 0 && before == 0;\n",
+            ),
+            Patch(_NETWORK, "    if (last) store_relaxed_device(arrivals, 0u);\n", ""),
+        ),
+        exchange=True,
+    ),
+    NicMutation(
+        "near-without-fence",
+        "signals to near ranks are not ordered behind the rows stored to them",
+        "gpi",
+        (Patch(_NETWORK, "    if (threadIdx.x < config::kRanks) fence_acq_rel_system();\n", ""),),
+        exchange=True,
+    ),
+    NicMutation(
+        "staged-without-fence",
+        "messages are posted without a fence behind what was staged",
+        "gpi",
+        (
+            Patch(
+                _NETWORK,
+                "    fence_acq_rel_system();\n    Sender sender(step);\n    for (u32 token",
+                "    Sender sender(step);\n    for (u32 token",
+            ),
+        ),
+        exchange=True,
+    ),
+    NicMutation(
+        "epoch-ignored",
+        "any signal will do",
+        "free-flow",
+        (
+            Patch(
+                _SIGNAL,
+                "if (!await_word<kAcquires>(step, at, source, value)) failed = true;",
+                "value = load_acquire_system(at);",
+            ),
+        ),
+        exchange=True,
     ),
 ]
 NIC_MUTATIONS = {mutation.name: mutation for mutation in _LIST}
