@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 
@@ -133,7 +133,7 @@ class ArrayOwner:
 
 
 class DeviceArray:
-    """A view of device memory. It owns nothing: `owner` does, and says until when.
+    """A view of device memory, never changed. It owns nothing: `owner` does, and says until when.
 
     Contents are produced in stream order: consumers through DLPack or the CUDA array interface are ordered behind
     ``owner.stream``, host accesses wait for it.
@@ -154,7 +154,7 @@ class DeviceArray:
         Consumers are told not to write.
     """
 
-    __slots__ = ("__weakref__", "_address", "dtype", "owner", "readonly", "shape", "strides")
+    __slots__ = ("__weakref__", "_accepted", "_address", "dtype", "owner", "readonly", "shape", "strides")
 
     def __init__(
         self,
@@ -166,14 +166,16 @@ class DeviceArray:
         strides: Sequence[int] | None = None,
         readonly: bool = False,
     ) -> None:
-        self.dtype: np.dtype[Any] = np.dtype(dtype)
+        self.dtype: Final[np.dtype[Any]] = np.dtype(dtype)
         if self.dtype.hasobject or not self.dtype.isnative or self.dtype.itemsize == 0:
             raise DTypeError("dtype", str(self.dtype), "a native element type of fixed size without Python objects")
-        self._address = address
-        self.shape = tuple(shape)
-        self.strides = contiguous_strides(self.shape, self.dtype.itemsize) if strides is None else tuple(strides)
-        self.owner = owner
-        self.readonly = readonly
+        self._address: Final = address
+        self.shape: Final = tuple(shape)
+        own = contiguous_strides(self.shape, self.dtype.itemsize) if strides is None else tuple(strides)
+        self.strides: Final = own
+        self.owner: Final = owner
+        self.readonly: Final = readonly
+        self._accepted: tuple[object, tuple[Any, ...]] | None = None  # `nvep.inputs`: who accepted it, as what
 
     @property
     def address(self) -> int:

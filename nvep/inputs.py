@@ -16,21 +16,20 @@ import numpy as np
 
 from nvep import dlpack
 from nvep.arrays import ArrayDevice, ArrayStream, DeviceArray
-from nvep.dlpack import broken_axis, contiguous_strides
+from nvep.dlpack import Imported, broken_axis, contiguous_strides
 from nvep.errors import ArgumentError, DTypeError, ExchangeClosed, ShapeError
 
 ARRAYS = "an array: NumPy, DLPack (torch, CuPy, JAX), __cuda_array_interface__ or __array_interface__"
 _UNKNOWN_GPU = -1
 _HOST = (dlpack.CPU, dlpack.CUDA_HOST)
 _GPU = (dlpack.CUDA, dlpack.CUDA_MANAGED)
-
 _LEGACY = 1  # the legacy default stream, whose handle may also be written 0
 _BYTE = np.dtype(np.uint8)
 _MOST_LAYOUTS = 1024  # that a reader remembers
-_Imported = dlpack.Imported
+_new: Any = tuple.__new__  # makes a NamedTuple in half the time of its constructor
 
 _Producer = ArrayStream | int | None
-_Read = tuple[dlpack.Imported, _Producer]
+_Read = tuple[Imported, _Producer]
 _Reader = Callable[[Any, str, ArrayDevice, ArrayStream | None], _Read]
 
 
@@ -45,8 +44,6 @@ class InputView(NamedTuple):
         Elements per axis; bytes, C-contiguous.
     dtype : numpy.dtype
         NumPy or ml_dtypes.
-    keepalive : object
-        Reference this until the last kernel that reads the array has finished.
     host : bool
         Host memory that the device does not read: copy `to_numpy` to it. Never so on the emulated device.
     settled : bool
@@ -54,16 +51,18 @@ class InputView(NamedTuple):
         emulated device, whose kernels may still write it.
     readonly : bool
         Must not be written.
+    keepalive : object
+        Reference this until the last kernel that reads the array has finished.
     """
 
     address: int
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     strides: tuple[int, ...]
-    keepalive: object
     host: bool
     settled: bool
     readonly: bool
+    keepalive: object
 
     @property
     def nbytes(self) -> int:
@@ -154,9 +153,10 @@ def as_input(obj: Any, spec: InputSpec, *, device: ArrayDevice, stream: ArrayStr
 
 
 class InputReader:
-    """`as_input` for one argument, called at every step: it remembers the layouts that it accepted.
+    """`as_input` for one argument, called at every step: it remembers what it accepted.
 
-    It holds on to no array. What may change from call to call is read anew: address, lifetime, producing stream.
+    It holds on to no array. What may change from call to call is read anew: lifetime and producing stream of a
+    `DeviceArray`, of other arrays everything.
     """
 
     __slots__ = ("_accepted", "_device", "spec")
@@ -164,46 +164,51 @@ class InputReader:
     def __init__(self, spec: InputSpec, device: ArrayDevice) -> None:
         self.spec = spec
         self._device = device
-        self._accepted: dict[tuple[Any, ...], tuple[InputView, int]] = {}  # by layout: a view of it, address bits
+        self._accepted: dict[tuple[Any, ...], tuple[tuple[Any, ...], int]] = {}  # by layout: a view, address bits
 
     def __call__(self, obj: Any, stream: ArrayStream) -> InputView:
         """See `as_input` for what is accepted, returned and raised."""
-        if type(obj) is not DeviceArray:
-            reader = _READERS.get(type(obj)) or _choose_reader(obj, self.spec.name)
-            found, producer = reader(obj, self.spec.name, self._device, stream)
-            view = self._view(found[1:7], found.address, found.keepalive) or self._check(found[1:7], found)
-            if producer is not None:
-                _order(producer, stream, self._device)
-            return view
-        owner = obj.owner
-        lease = owner._lifetime.lease
-        if owner.device is not self._device or lease is None:
-            return as_input(obj, self.spec, device=self._device, stream=stream)
-        layout = obj.shape, obj.strides, obj.dtype, obj.readonly
-        known = self._view(layout, obj._address, lease)
-        view = known or self._check(layout, _read_own(obj, self.spec.name, self._device, stream)[0], own=True)
-        producer = owner.stream
-        if producer is not None and producer.handle != stream.handle:
-            stream.wait(producer.record())
+        if type(obj) is DeviceArray:
+            owner, known = obj.owner, obj._accepted
+            lease = owner._lifetime.lease
+            if known is None or known[0] is not self or lease is None:
+                return self._own(obj, stream)
+            producer = owner.stream
+            if producer is not None and producer.handle != stream.handle:
+                stream.wait(producer.record())
+            return _new(InputView, (*known[1], lease))  # type: ignore[no-any-return]
+        reader = _READERS.get(type(obj)) or _choose_reader(obj, self.spec.name)
+        found, foreign = reader(obj, self.spec.name, self._device, stream)
+        address, layout = found[0], self._accepted.get(found[1:7])
+        if layout is None or address & layout[1] or not address:
+            view = self._check(found)
+        else:
+            view = _new(InputView, (address, *layout[0], found[7]))
+        if foreign is not None:
+            _order(foreign, stream, self._device)
         return view
 
-    def _view(self, layout: tuple[Any, ...], address: int, keepalive: object) -> InputView | None:
-        known = self._accepted.get(layout)
-        if known is None or address & known[1] or not address:
-            return None
-        _, shape, dtype, strides, _, host, settled, readonly = known[0]
-        return InputView._make((address, shape, dtype, strides, keepalive, host, settled, readonly))
+    def _own(self, obj: DeviceArray, stream: ArrayStream) -> InputView:
+        """A `DeviceArray` met for the first time, or expired, or last read by another reader."""
+        if obj.device is not self._device or obj.owner.expired:
+            return as_input(obj, self.spec, device=self._device, stream=stream)
+        found, producer = _read_own(obj, self.spec.name, self._device, stream)
+        view = _accept(found, self.spec, self._device, own=True)
+        obj._accepted = self, view[:-1]
+        if producer is not None:
+            _order(producer, stream, self._device)
+        return view
 
-    def _check(self, layout: tuple[Any, ...], found: dlpack.Imported, *, own: bool = False) -> InputView:
-        view = _accept(found, self.spec, self._device, own=own)
+    def _check(self, found: Imported) -> InputView:
+        view = _accept(found, self.spec, self._device, own=False)
         if len(self._accepted) >= _MOST_LAYOUTS:
             self._accepted.clear()
         bits = 0 if view.host else max(self.spec.alignment, found.dtype.alignment) - 1
-        self._accepted[layout] = view._replace(address=0, keepalive=None), bits
+        self._accepted[found[1:7]] = view[1:-1], bits
         return view
 
 
-def _accept(found: dlpack.Imported, spec: InputSpec, device: ArrayDevice, *, own: bool) -> InputView:
+def _accept(found: Imported, spec: InputSpec, device: ArrayDevice, *, own: bool) -> InputView:
     """A view of what was read, or an error; ``own``: from a `DeviceArray`."""
     address, shape, strides, dtype, device_type, _, readonly, keepalive = found
     if device_type != dlpack.CPU or device.kind == "cuda":
@@ -222,13 +227,13 @@ def _accept(found: dlpack.Imported, spec: InputSpec, device: ArrayDevice, *, own
     if spec.row_bytes is not None:
         shape, dtype, strides = (shape[0], spec.row_bytes), _BYTE, (spec.row_bytes, 1)
     settled = device_type in _HOST and (host or not own)
-    return InputView(address, shape, dtype, strides, keepalive, host, settled, readonly)
+    return InputView(address, shape, dtype, strides, host, settled, readonly, keepalive)
 
 
 # --- checks -----------------------------------------------------------------------------------------------------------
 
 
-def _check_device(name: str, found: dlpack.Imported, device: ArrayDevice) -> None:
+def _check_device(name: str, found: Imported, device: ArrayDevice) -> None:
     kind, number = found.device_type, found.device_id
     if kind in _HOST or (kind == dlpack.CUDA_MANAGED and device.kind == "cuda"):
         return
@@ -257,14 +262,10 @@ def _check_shape(spec: InputSpec, shape: tuple[int, ...], itemsize: int) -> None
             given = f"{shape} of {itemsize}-byte elements"
             raise ShapeError(spec.name, given, spec.describe_shape())
         return
-    fits = len(shape) == len(spec.shape)
-    if fits:
-        for want, have in zip(spec.shape, shape):
-            if type(want) is int:
-                fits = fits and have == want
-            elif type(want) is tuple:
-                fits = fits and have <= want[1]
-    if not fits:
+    if len(shape) != len(spec.shape) or not all(
+        have == want if isinstance(want, int) else isinstance(want, str) or have <= want[1]
+        for want, have in zip(spec.shape, shape)
+    ):
         raise ShapeError(spec.name, shape, spec.describe_shape())
 
 
@@ -276,7 +277,7 @@ def _check_strides(name: str, shape: tuple[int, ...], strides: tuple[int, ...], 
         raise ShapeError(name, given, f"a C-contiguous array: axis {axis} must step {expected} bytes")
 
 
-def _check_address(spec: InputSpec, found: dlpack.Imported, *, in_place: bool) -> None:
+def _check_address(spec: InputSpec, found: Imported, *, in_place: bool) -> None:
     if not found.address:
         if 0 not in found.shape:
             raise ArgumentError(spec.name, "a null pointer", f"memory for an array of shape {found.shape}")
@@ -299,7 +300,7 @@ def _order(producer: ArrayStream | int, stream: ArrayStream, device: ArrayDevice
 
 def _read_numpy(obj: Any, name: str, device: ArrayDevice, stream: ArrayStream | None) -> _Read:
     address, readonly = obj.__array_interface__["data"]
-    return _Imported(address, obj.shape, obj.strides, obj.dtype, dlpack.CPU, 0, readonly, obj), None
+    return Imported(address, obj.shape, obj.strides, obj.dtype, dlpack.CPU, 0, readonly, obj), None
 
 
 def _read_own(obj: DeviceArray, name: str, device: ArrayDevice, stream: ArrayStream | None) -> _Read:
@@ -312,7 +313,7 @@ def _read_own(obj: DeviceArray, name: str, device: ArrayDevice, stream: ArrayStr
     if producer is not None and kind == dlpack.CPU and device.kind == "cuda":
         producer.synchronize()  # a GPU stream cannot wait for a worker thread
         producer = None
-    return _Imported(obj.address, obj.shape, obj.strides, obj.dtype, kind, number, obj.readonly, lease), producer
+    return Imported(obj.address, obj.shape, obj.strides, obj.dtype, kind, number, obj.readonly, lease), producer
 
 
 def _read_dlpack(obj: Any, name: str, device: ArrayDevice, stream: ArrayStream | None) -> _Read:
@@ -364,7 +365,7 @@ def _parse_interface(obj: Any, interface: dict[str, Any], name: str) -> _Read:
     address, readonly = interface["data"]
     shape, strides = tuple(interface["shape"]), interface.get("strides")
     strides = None if strides is None else tuple(strides)
-    found = _Imported(address or 0, shape, strides, dtype, dlpack.CUDA, _UNKNOWN_GPU, readonly, obj)
+    found = Imported(address or 0, shape, strides, dtype, dlpack.CUDA, _UNKNOWN_GPU, readonly, obj)
     return found, interface.get("stream")
 
 

@@ -246,8 +246,12 @@ class Exchange(ExchangeState):
     ) -> None:
         if self.network is not None:
             self.network.wake()
-        dependent = state.chained(queue)
-        self.kernels.launch((state.protocol, phase), arguments, queue, copies=copies, dependent=dependent)
+        key = state.protocol, phase, copies, state.chained(queue)
+        launch = state.launches.get(key)
+        if launch is None:
+            launch = self.kernels.prepare(key[:2], arguments, copies=copies, dependent=key[3])
+            state.launches[key] = launch
+        launch(queue)
         state.advance(phase, queue)
 
     def _arrived(self, lane: int) -> Arrivals:

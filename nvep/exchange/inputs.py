@@ -72,18 +72,21 @@ class InputChecker:
         tokens, ids, weights, count = arrays
         views = self._views(tokens, ids, weights, stream)
         num_tokens = rows = views[0].shape[0]
-        counted = 0
-        if count is None or isinstance(count, (int, np.integer)):
-            num_tokens = rows if count is None else self._check_count(count, rows)
-        else:
-            views.append(self._count(count, stream))
-            counted = 1
-        id_view = views[len(self._arrays) - 2]
-        if id_view.settled:
-            self._check_ids(id_view.to_numpy()[:num_tokens])
         copied = False
         for view in views:
+            if view.shape[0] != rows:
+                raise self._uneven(views)
             copied = copied or view.host
+        id_view = views[-2]
+        counted = False
+        if count is not None:
+            if isinstance(count, (int, np.integer)):
+                num_tokens = self._check_count(count, rows)
+            else:
+                views.append(self._count(count, stream))
+                counted, copied = True, copied or views[-1].host
+        if id_view.settled:
+            self._check_ids(id_view.to_numpy()[:num_tokens])
         addresses = self._addresses(lane, views, stream) if copied else [view.address for view in views]
         num_tokens_device = addresses.pop() if counted else 0
         weight_address, id_address = addresses.pop(), addresses.pop()
@@ -95,13 +98,12 @@ class InputChecker:
         expected = len(self._arrays) - 2
         if len(payloads) != expected:
             raise ArgumentError("tokens", f"{len(payloads)} arrays", f"one array per payload: {expected}")
-        views = [read(array, stream) for read, array in zip(self._arrays, (*payloads, ids, weights))]
+        return [read(array, stream) for read, array in zip(self._arrays, (*payloads, ids, weights))]
+
+    def _uneven(self, views: list[InputView]) -> ShapeError:
         rows = views[0].shape[0]
-        for index, view in enumerate(views):
-            if view.shape[0] != rows:
-                name = self._arrays[index].spec.name
-                raise ShapeError(name, view.shape, f"{rows} tokens, as the first payload has")
-        return views
+        index = next(i for i, view in enumerate(views) if view.shape[0] != rows)
+        return ShapeError(self._arrays[index].spec.name, views[index].shape, f"{rows} tokens, as the first payload has")
 
     def _check_count(self, count: int | np.integer[Any], rows: int) -> int:
         if isinstance(count, bool) or not 0 <= int(count) <= rows:

@@ -8,7 +8,7 @@ from nvep.exchange.bulk import BulkPlan
 from nvep.exchange.plan import Plan
 from nvep.exchange.shapes import launch_shapes
 from nvep.group import RankGroup
-from nvep.runtime.device import Kernel, LaunchShape, Stream
+from nvep.runtime.device import Kernel, Launch, LaunchShape
 
 
 class ExchangeKernels:
@@ -41,23 +41,17 @@ class ExchangeKernels:
                 pair = shape._replace(dependent=dependent), announcing._replace(dependent=dependent)
                 self._launches[-1][key] = self._kernels[key], *pair
 
-    def launch(
-        self,
-        phase: tuple[str, str],
-        arguments: ctypes.Structure,
-        stream: Stream,
-        *,
-        copies: bool = True,
-        dependent: bool = False,
-    ) -> None:
-        """Enqueue a phase (protocol, name).
+    def prepare(
+        self, phase: tuple[str, str], arguments: ctypes.Structure, *, copies: bool = True, dependent: bool = False
+    ) -> Launch:
+        """A launch of a phase (protocol, name), to repeat; each takes what ``arguments`` holds then.
 
         Parameters
         ----------
         copies : bool
             False: C.send has no rows to move, so one block announces.
         dependent : bool
-            The latest work on ``stream`` is a phase of the same lane: this one may start before it ends.
+            The latest work on the stream is a phase of the same lane: this one may start before it ends.
         """
         kernel, shape, announcing = self._launches[dependent and self._dependent][phase]
-        self._device.launch(kernel, shape if copies else announcing, arguments, stream)
+        return self._device.prepare(kernel, shape if copies else announcing, arguments)

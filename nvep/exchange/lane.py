@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from typing import Any
+from sys import getrefcount
 
 from nvep.errors import StepOrderError
 from nvep.inputs import InputView
-from nvep.runtime.device import Device, Event, Stream
+from nvep.runtime.device import Device, Event, Launch, Stream
 
 IDLE, SENT, ARRIVED, RETURNED = "idle", "dispatch sent", "arrived", "combine sent"
 _ORDER = {
@@ -21,6 +21,14 @@ _ORDER = {
     "combine_recv": (RETURNED, IDLE),
     "release": (ARRIVED, IDLE),
 }
+_LONGEST = 64  # steps that something is held without being read again, if others hold it too
+
+
+def _references(kept: tuple[object, int]) -> int:
+    return getrefcount(kept[0])
+
+
+_ALONE = _references((object(), 0))  # counted where nobody else holds it
 
 
 class Lane:
@@ -46,8 +54,10 @@ class Lane:
         self._state = IDLE
         self._stream: Stream | None = None
         self._chained = 0, -1  # stream and capture whose latest work, as far as is known, is a phase of this lane
-        self._reading: list[Any] = []  # by the step in flight
-        self._pending: deque[tuple[Event, list[Any]]] = deque()
+        self.launches: dict[tuple[str, str, bool, bool], Launch] = {}  # by protocol, phase, copies, dependent
+        self._read: dict[int, tuple[object, int]] = {}  # by identity: what a step reads, the latest step that does
+        self._known = 0  # of these, those that were there when the last step ended
+        self._pending: deque[tuple[Event, int]] = deque()  # ends of steps, oldest first
         self._spare: list[Event] = []
         self._captured: dict[int, tuple[int, object]] = {}  # by address: bytes, what keeps them alive
         self._recorder = 0  # the capture that the last phase was recorded by
@@ -119,7 +129,10 @@ class Lane:
         Where another library captures, until the exchange closes; memory that is held already is not held twice.
         """
         if not self.capture:
-            self._reading += [view.keepalive for view in views]
+            read, step = self._read, self.step
+            for view in views:
+                keepalive = view.keepalive
+                read[id(keepalive)] = keepalive, step
             return
         graph = self._device.graph_of(self.capture)
         for view in views:
@@ -129,15 +142,27 @@ class Lane:
                 self._captured[view.address] = view.nbytes, view.keepalive
 
     def finish(self, stream: Stream) -> None:
-        """The step's last phase was enqueued on ``stream``: once it ran, let go of what the step read."""
+        """The step's last phase was enqueued on ``stream``: once it ran, let go of what it read.
+
+        What others hold as well may be read again: to hold it on costs nothing, and most steps, that read what was read
+        before, then record no event and ask for none, which takes microseconds.
+        """
         if self.capture:
             return
-        pending, spare = self._pending, self._spare
+        brought = len(self._read) > self._known or self.step % _LONGEST == 0
+        if self._pending:
+            self._let_go()
+        if brought:
+            self._pending.append((stream.mark(self._spare.pop() if self._spare else None), self.step))
+        self._known = len(self._read)
+
+    def _let_go(self) -> None:
+        pending, ended = self._pending, 0
         while pending and pending[0][0].done:
-            spare.append(pending.popleft()[0])
-        if self._reading:
-            pending.append((stream.mark(spare.pop() if spare else None), self._reading))
-            self._reading = []
+            event, ended = pending.popleft()
+            self._spare.append(event)
+        if ended:
+            self._read = {key: kept for key, kept in self._read.items() if _is_needed(kept, ended)}
 
     # --- captures and recovery ----------------------------------------------------------------------------------------
 
@@ -152,7 +177,8 @@ class Lane:
         """Forget the step in flight; its arrivals become stale."""
         self._state = IDLE
         self.step += 1
-        self._reading.clear()
+        self._read.clear()
+        self._known = 0
         self._recorder = 0
         self.interrupt()
 
@@ -160,3 +186,8 @@ class Lane:
         """Wait for the last phase."""
         if self._stream is not None:
             self._stream.synchronize()
+
+
+def _is_needed(kept: tuple[object, int], ended: int) -> bool:
+    """By a step after ``ended``, or by others, who may give it to a later step again."""
+    return kept[1] > ended or (kept[1] > ended - _LONGEST and _references(kept) > _ALONE)

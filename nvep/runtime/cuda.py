@@ -17,6 +17,7 @@ from cuda.bindings import driver
 from nvep.config import Settings
 from nvep.errors import ArgumentError, DeviceError, ShapeError
 from nvep.runtime.cuda_calls import check, core_call, count_devices
+from nvep.runtime.cuda_launch import CudaKernel, CudaLaunch, require_stream
 from nvep.runtime.cuda_memory import CudaHostMemory, CudaMemory, StagingRing
 from nvep.runtime.cuda_stream import CudaGraph, CudaStream, stream_handle
 from nvep.runtime.device import BulkCopies, Device, Graph, Kernel, LaunchShape, Stream
@@ -25,55 +26,8 @@ from nvep.runtime.source import KernelSource
 
 _STAGING_BYTES = 16 << 20
 _SMALLEST_ALLOCATION = 256  # also what an empty region gets: kernels are never handed a null pointer
-_MAX_CONFIGS = 64
 _COMPILER_THREADS = 8
 _TIMED, _UNTIMED = cuda.core.EventOptions(timing_enabled=True), cuda.core.EventOptions()
-
-
-class CudaKernel(Kernel):
-    """A kernel loaded into the device's context."""
-
-    def __init__(self, source: KernelSource, cubin: Cubin, module: Any, function: Any) -> None:
-        self.source = source
-        self.cubin = cubin
-        self.module = module
-        self.function = function
-        self.argument_bytes = ctypes.sizeof(source.arguments.ctype)
-        self._configs: dict[tuple[LaunchShape, int], Any] = {}
-
-    def config(self, shape: LaunchShape, stream: CudaStream) -> Any:
-        """``CUlaunchConfig`` of a launch; kept, because a layer repeats the same few."""
-        key = (shape, stream.handle)
-        found = self._configs.get(key)
-        if found is None:
-            if len(self._configs) >= _MAX_CONFIGS:
-                self._configs.clear()
-            found = self._configs[key] = _launch_config(shape, stream)
-        return found
-
-
-def _launch_config(shape: LaunchShape, stream: CudaStream) -> Any:
-    config = driver.CUlaunchConfig()
-    config.gridDimX, config.gridDimY, config.gridDimZ = shape.blocks, 1, 1
-    config.blockDimX, config.blockDimY, config.blockDimZ = shape.threads, 1, 1
-    config.sharedMemBytes = shape.shared_bytes
-    config.hStream = stream.cuda
-    config.numAttrs = 0
-    if shape.dependent:
-        attribute = driver.CUlaunchAttribute()
-        attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-        value = driver.CUlaunchAttributeValue()
-        value.programmaticStreamSerializationAllowed = 1
-        attribute.value = value
-        config.attrs = [attribute]
-        config.numAttrs = 1
-    return config
-
-
-def _stream(stream: Stream) -> CudaStream:
-    if not isinstance(stream, CudaStream):
-        raise ArgumentError("stream", stream, "a stream of the CUDA device (see Device.as_stream)")
-    return stream
 
 
 def _kernel(kernel: Kernel) -> CudaKernel:
@@ -211,7 +165,7 @@ class CudaDevice(Device):
         target.synchronize()
 
     def _host_copy_stream(self, what: str, stream: Stream) -> CudaStream:
-        target = _stream(stream)
+        target = require_stream(stream)
         if target.is_capturing():
             raise DeviceError(f"{what}: a copy between host and device cannot be captured in a graph")
         return target
@@ -219,13 +173,13 @@ class CudaDevice(Device):
     def copy(self, target: int, source: int, nbytes: int, stream: Stream) -> None:
         if nbytes:
             self.make_current()
-            result = driver.cuMemcpyAsync(target, source, nbytes, _stream(stream).cuda)
+            result = driver.cuMemcpyAsync(target, source, nbytes, require_stream(stream).cuda)
             check(f"cuMemcpyAsync of {nbytes} bytes from {source:#x} to {target:#x}", result)
 
     def fill(self, address: int, byte: int, nbytes: int, stream: Stream) -> None:
         if nbytes:
             self.make_current()
-            result = driver.cuMemsetD8Async(address, byte, nbytes, _stream(stream).cuda)
+            result = driver.cuMemsetD8Async(address, byte, nbytes, require_stream(stream).cuda)
             check(f"cuMemsetD8Async of {nbytes} bytes at {address:#x}", result)
 
     # Streams and graphs
@@ -268,21 +222,21 @@ class CudaDevice(Device):
 
     def _begin_capture(self, stream: Stream) -> CudaGraph:
         graph = CudaGraph(self.make_current, self._defer)
-        graph.begin(_stream(stream))
+        graph.begin(require_stream(stream))
         return graph
 
     def _end_capture(self, stream: Stream, graph: Graph, *, keep: bool) -> None:
         assert isinstance(graph, CudaGraph)
         if keep:
-            graph.end(_stream(stream))
+            graph.end(require_stream(stream))
         else:
-            graph.abandon(_stream(stream))
+            graph.abandon(require_stream(stream))
 
     def is_capturing(self, stream: Stream) -> bool:
-        return _stream(stream).is_capturing()
+        return require_stream(stream).is_capturing()
 
     def capture_of(self, stream: Stream) -> int:
-        return _stream(stream).capture
+        return require_stream(stream).capture
 
     # Kernels
 
@@ -337,14 +291,16 @@ class CudaDevice(Device):
 
     def launch(self, kernel: Kernel, shape: LaunchShape, arguments: ctypes.Structure, stream: Stream) -> None:
         loaded = _kernel(kernel)
-        if ctypes.sizeof(arguments) != loaded.argument_bytes:
-            raise ArgumentError("arguments", type(arguments).__name__, f"a {loaded.source.arguments.name}")
+        loaded.check_arguments(arguments)
         pointer = ctypes.c_void_p(ctypes.addressof(arguments))
-        config = loaded.config(shape, _stream(stream))
+        config = loaded.config(shape, require_stream(stream))
         driver.cuCtxSetCurrent(self._context)  # a failure shows in the launch
-        result = driver.cuLaunchKernelEx(config, loaded.function, ctypes.addressof(pointer), 0)
-        if result[0] != 0:
-            check(f"cuLaunchKernelEx of {loaded.source.name}, {shape.blocks} blocks of {shape.threads} threads", result)
+        (status,) = driver.cuLaunchKernelEx(config, loaded.function, ctypes.addressof(pointer), 0)
+        if status != 0:
+            loaded.failed(shape, status)
+
+    def prepare(self, kernel: Kernel, shape: LaunchShape, arguments: ctypes.Structure) -> CudaLaunch:
+        return CudaLaunch(_kernel(kernel), shape, arguments, self._context)
 
     def resident_blocks(self, kernel: Kernel, threads: int, *, shared_bytes: int = 0) -> int:
         self.make_current()

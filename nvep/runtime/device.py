@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import ctypes
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple, Protocol
 from weakref import WeakSet, WeakValueDictionary
 
@@ -130,6 +130,10 @@ class Kernel(ABC):
     source: KernelSource
 
 
+Launch = Callable[[Stream], None]
+"""What `Device.prepare` returns: it enqueues a kernel on a stream of the device."""
+
+
 class Device(ABC):
     """One GPU, or one emulated device. Methods may be called from any thread.
 
@@ -244,6 +248,10 @@ class Device(ABC):
     @abstractmethod
     def launch(self, kernel: Kernel, shape: LaunchShape, arguments: ctypes.Structure, stream: Stream) -> None:
         """Enqueue. ``arguments`` is copied before this returns."""
+
+    def prepare(self, kernel: Kernel, shape: LaunchShape, arguments: ctypes.Structure) -> Launch:
+        """A launch to repeat, cheaper than `launch`; each call enqueues it with what ``arguments`` holds then."""
+        return partial(self.launch, kernel, shape, arguments)
 
     @abstractmethod
     def resident_blocks(self, kernel: Kernel, threads: int, *, shared_bytes: int = 0) -> int:

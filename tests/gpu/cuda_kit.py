@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from nvep.runtime.arguments import ArgumentStruct, Field
-from nvep.runtime.cuda import CudaDevice, CudaKernel
+from nvep.runtime.cuda import CudaDevice
+from nvep.runtime.cuda_launch import CudaKernel
 from nvep.runtime.cuda_stream import CudaStream
 from nvep.runtime.device import LaunchShape
 from nvep.runtime.source import KernelSource

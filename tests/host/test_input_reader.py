@@ -37,7 +37,8 @@ class Exporter:
 def _aligned(shape: tuple[int, ...], dtype: Any = np.float32, *, offset: int = 0) -> np.ndarray:
     raw = np.zeros(int(np.prod(shape)) * np.dtype(dtype).itemsize + 64, np.uint8)
     begin = -raw.ctypes.data % 64 + offset
-    return raw[begin : begin + int(np.prod(shape)) * np.dtype(dtype).itemsize].view(dtype).reshape(shape)
+    array: np.ndarray = raw[begin : begin + int(np.prod(shape)) * np.dtype(dtype).itemsize].view(dtype)
+    return array.reshape(shape)
 
 
 def _own(device: EmulatedDevice, array: np.ndarray, **more: Any) -> DeviceArray:
@@ -140,7 +141,12 @@ def test_later_work_is_ordered_behind_the_producer() -> None:
     array.owner.stream = producer
     order: list[str] = []
     device_work = threading.Event()
-    producer.enqueue(lambda: device_work.wait() and order.append("producer"))
+
+    def produce() -> None:
+        device_work.wait()
+        order.append("producer")
+
+    producer.enqueue(produce)
     read(array, stream)
     stream.enqueue(lambda: order.append("consumer"))
     device_work.set()
