@@ -39,7 +39,7 @@ class MoECase:
     max_tokens: int = 12
     partial_format: str = "bf16"
     placement: tuple[int, ...] | None = None
-    grouped_gemm: str = "gather"
+    grouped_gemm: str = "auto"
 
     @property
     def config(self) -> ExchangeConfig:
@@ -86,13 +86,15 @@ class MoECase:
 CASES = {
     "one-rank": MoECase(1, 5, 2, hidden=40, intermediate=24),
     "two-ranks-top-1": MoECase(2, 7, 1, hidden=24, intermediate=40, partial_format="fp16"),
-    "three-ranks-fp32": MoECase(3, 8, 3, hidden=8, intermediate=8, partial_format="fp32"),
+    "three-ranks-fp32": MoECase(3, 8, 3, hidden=8, intermediate=8, partial_format="fp32", grouped_gemm="gather"),
     "four-ranks": MoECase(4, 10, 4, hidden=72, intermediate=56),
     "a-rank-that-owns-none": MoECase(4, 6, 2, 40, 72, partial_format="fp32", placement=(3, 0, 0, 1, 3, 1)),
     "eight-ranks": MoECase(8, 12, 4, hidden=56, intermediate=40, max_tokens=7, partial_format="fp16"),
     "more-ranks-than-experts": MoECase(8, 5, 3, hidden=24, intermediate=24, max_tokens=5),
 }
-ODD = MoECase(3, 7, 3, hidden=40, intermediate=24, max_tokens=9, placement=(2, 0, 0, 2, 2, 0, 0))  # rank 1 owns none
+ODD = MoECase(
+    3, 7, 3, hidden=40, intermediate=24, max_tokens=9, placement=(2, 0, 0, 2, 2, 0, 0), grouped_gemm="gather"
+)  # rank 1 owns none
 
 
 def matrices_of(weights: MoEWeights) -> ExpertMatrices:

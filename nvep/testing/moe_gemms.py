@@ -22,6 +22,7 @@ from nvep.moe.naming import ExpertParts
 from nvep.moe.weights import LocalExperts
 from nvep.reference.formats import decode, encode
 from nvep.runtime.device import Device, Memory, Stream
+from nvep.testing.moe_bounds import Interval, WideExpert, expert_bounds, require_inside, weighted_bounds
 
 Array = npt.NDArray[Any]
 _BF16, _FP8 = partial_dtype("bf16"), np.dtype(ml_dtypes.float8_e4m3fn)
@@ -62,11 +63,13 @@ class GemmCase:
         if self.biases:
             biases = ExpertParts(*(rng.standard_normal((e, n)).astype(np.float32) for n in (i, i, h)))
         if self.weight_format == "bf16":
-            return MoEWeights(*(m.astype(_BF16) for m in matrices), biases=biases)
+            gate, up, down = (m.astype(_BF16) for m in matrices)
+            return MoEWeights(gate, up, down, biases)
         scales = ExpertParts(
             *(rng.uniform(0.002, 0.008, (e, -(-s[1] // 128), -(-s[2] // 128))).astype(np.float32) for s in shapes)
         )
-        return MoEWeights(*((m * 100).astype(np.float32).astype(_FP8) for m in matrices), biases=biases, scales=scales)
+        gate, up, down = ((m * 100).astype(np.float32).astype(_FP8) for m in matrices)
+        return MoEWeights(gate, up, down, biases, scales)
 
 
 @dataclass(frozen=True)
@@ -89,17 +92,14 @@ def make_step(case: GemmCase, rng: np.random.Generator, counts: list[int], *, lo
     ids = np.where(rng.random(ids.shape) < 0.15, -1, ids).astype(np.int32)
     weights = rng.standard_normal(ids.shape).astype(np.float32)
     encoded = encode(rows, case.row_format)
-    payloads = [encoded.payload.copy()] + ([encoded.scales.copy()] if encoded.scales is not None else [])
-    if payload_format(case.row_format).scale is None:
-        payloads = payloads[:1]
+    decoded = decode(encoded, case.row_format, case.hidden)
+    scales = [] if encoded.scales is None else [encoded.scales.copy()]
+    payloads = (encoded.payload.copy(), *scales)
     empty = (np.arange(most)[None] >= np.array(counts)[:, None]).reshape(-1)
-    ids[empty] = -1
-    weights[empty] = np.nan
+    ids[empty], weights[empty] = -1, np.nan
     for payload in payloads:
         payload[empty] = NAN_BYTE
-    made = payload_format(case.row_format).scale
-    decoded = decode(type(encoded)(payloads[0], payloads[1] if made else None), case.row_format, case.hidden)
-    return Step(decoded, tuple(payloads), ids, weights, np.array(counts, np.int32))
+    return Step(decoded, payloads, ids, weights, np.array(counts, np.int32))
 
 
 class GemmBench:
@@ -155,6 +155,39 @@ class GemmBench:
         self.owner.expire()
         for memory in self._memories:
             memory.free()
+
+
+def wide_experts(case: GemmCase, weights: MoEWeights) -> list[WideExpert]:
+    """Every expert in float64, scales multiplied in."""
+    result = []
+    for e in range(case.num_experts):
+        matrices = [np.asarray(m[e]).astype(np.float64) for m in (weights.gate, weights.up, weights.down)]
+        if weights.scales is not None:
+            for i, scales in enumerate(weights.scales):
+                whole = np.kron(np.asarray(scales[e], np.float64), np.ones((128, 128)))
+                matrices[i] = matrices[i] * whole[: matrices[i].shape[0], : matrices[i].shape[1]]
+        biases = None
+        if weights.biases is not None:
+            gate, up, down = (np.asarray(b[e], np.float64) for b in weights.biases)
+            biases = (gate, up, down)
+        result.append(WideExpert(matrices[0], matrices[1], matrices[2], biases))
+    return result
+
+
+def check_partial_rows(got: Array, step: Step, case: GemmCase, weights: MoEWeights, where: str) -> None:
+    """Every row with a local expert within its bounds; all others untouched."""
+    experts = wide_experts(case, weights)
+    rounding = 0.0 if case.row_format == "bf16" else 2.0**-8  # decoded rows become bf16
+    for row, ids in enumerate(step.ids.tolist()):
+        choice = [(k, e) for k, e in enumerate(ids) if e in case.local]
+        if not choice:
+            assert np.isnan(got[row].astype(np.float32)).all(), f"{where}: row {row} was written"
+            continue
+        wide = step.rows[row].astype(np.float64)
+        x = Interval(wide, rounding * np.abs(wide))
+        terms = [(float(step.weights[row, k]), expert_bounds(x, experts[e], case.activation)) for k, e in choice]
+        bounds = weighted_bounds(terms).rounded(partial_dtype(case.partial_format))
+        require_inside(got[row], bounds, f"{where}: row {row}")
 
 
 @contextmanager

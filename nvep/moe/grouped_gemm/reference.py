@@ -37,16 +37,15 @@ def host_view(address: int, shape: tuple[int, ...], dtype: Any) -> npt.NDArray[A
 
 def activate(gate: Float32Array, up: Float32Array, activation: str) -> Float32Array:
     """What joins the two projections, in float32."""
-    one = np.float32(1.0)
+    one, limit = np.float32(1.0), np.float32(7.0)
+    steepness: npt.NDArray[Any] = gate
     with np.errstate(over="ignore", invalid="ignore"):
         if activation == "plain":
             return gate * up
-        steepness = gate
         if activation == "geglu":
             steepness = np.float32(1.59576912) * (gate + np.float32(0.044715) * gate * gate * gate)
         elif activation == "swiglu_clamped":
-            gate = np.minimum(gate, np.float32(7.0))
-            up = np.minimum(np.maximum(up, np.float32(-7.0)), np.float32(7.0)) + one
+            gate, up = np.minimum(gate, limit), np.clip(up, -limit, limit) + one
             steepness = np.float32(1.702) * gate
         result: Float32Array = gate / (one + np.exp(-steepness)) * up
         return result

@@ -1,0 +1,65 @@
+"""Checks of a grouped GEMM backend that hold on every device."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from nvep.runtime.device import Device
+from nvep.testing.moe_gemms import GemmCase, Step, check_partial_rows, gemm_bench, make_step
+from nvep.testing.steps import same
+
+# Several segments of the inner dimension, tiles that end inside a warp, more tokens of an expert than a tile holds.
+CASES = {
+    "small": GemmCase(),
+    "one-expert": GemmCase(ranks=1, top_k=1, num_experts=2, local=(1,), max_tokens=9, partial_format="bf16"),
+    "segments": GemmCase(hidden=320, intermediate=200, max_tokens=3, partial_format="fp16"),
+    "long-segments": GemmCase(ranks=1, hidden=1216, intermediate=72, max_tokens=2),
+    "token-tiles": GemmCase(ranks=2, max_tokens=70, top_k=1, num_experts=2, local=(0,), hidden=24, intermediate=16),
+    "many-experts": GemmCase(ranks=3, top_k=5, num_experts=70, local=tuple(range(3, 43)), hidden=16, intermediate=8),
+    "geglu": GemmCase(activation="geglu", biases=True),
+    "clamped": GemmCase(activation="swiglu_clamped", biases=True, hidden=72, intermediate=136),
+    "plain": GemmCase(activation="plain"),
+    "fp8-weights": GemmCase(weight_format="fp8_block", hidden=176, intermediate=208, max_tokens=20),
+    "fp8": GemmCase(weight_format="fp8_block", row_format="fp8_block", hidden=272, intermediate=144, max_tokens=4),
+    "ue8m0-rows": GemmCase(row_format="fp8_block_ue8m0", hidden=136),
+    "mxfp8-rows": GemmCase(row_format="mxfp8", hidden=72, biases=True),
+    "fp16-rows": GemmCase(row_format="fp16"),
+}
+
+
+def counts_of(case: GemmCase, index: int) -> list[int]:
+    """Full, empty and mixed buffers."""
+    full = [case.max_tokens] * case.ranks
+    return (full, [0] * case.ranks, [n if r % 2 else max(1, n // 3) for r, n in enumerate(full)])[index % 3]
+
+
+def check_case(device: Device, case: GemmCase, name: str) -> None:
+    """Three steps of one backend, against bounds derived from the number formats."""
+    rng = np.random.default_rng(7)
+    weights = case.weights(rng)
+    with gemm_bench(device, case, name, weights) as bench:
+        for index in range(3):
+            step = make_step(case, rng, counts_of(case, index), local_only=index == 0 and case.top_k <= len(case.local))
+            check_partial_rows(bench.run(step), step, case, weights, f"{name}, step {index}")
+
+
+def check_rows_alone(device: Device, case: GemmCase, name: str) -> None:
+    """A row's result has the same bits alone, in other places, and in the company of others."""
+    rng = np.random.default_rng(11)
+    weights = case.weights(rng)
+    counts = [case.max_tokens] * case.ranks
+    with gemm_bench(device, case, name, weights) as bench:
+        step = make_step(case, rng, counts, local_only=True)
+        together = bench.run(step).copy()
+        same(bench.run(step), together, "again")
+        order = rng.permutation(len(step.ids))
+        moved = Step(
+            step.rows[order], tuple(p[order] for p in step.payloads), step.ids[order], step.weights[order], step.counts
+        )
+        same(bench.run(moved), together[order], "in other places")
+        for row in rng.choice(len(step.ids), 3, replace=False).tolist():
+            ids = np.full_like(step.ids, -1)
+            ids[row] = step.ids[row]
+            same(bench.run(replace(step, ids=ids))[row], together[row], f"row {row} alone")
