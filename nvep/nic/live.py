@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import logging
 import os
 import re
 import socket
@@ -12,11 +13,12 @@ import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from nvep.errors import ArgumentError
+from nvep.errors import ArgumentError, NvepError
 from nvep.nic.dump import RingDump, read_dumps
 
 _PEER_CREDENTIALS = struct.Struct("3i")
 _TIMEOUT_S = 10.0
+_LOG = logging.getLogger("nvep.nic")
 
 
 def _name(pid: int) -> str:
@@ -52,8 +54,11 @@ class LiveRings:
         if _PEER_CREDENTIALS.unpack(raw)[1] != os.getuid():
             return
         text = io.BytesIO()
-        for dump in self._dump():
-            dump.write(text)
+        try:
+            for dump in self._dump():
+                dump.write(text)
+        except NvepError as error:
+            _LOG.warning("rings could not be shown: %s", error)
         connection.settimeout(_TIMEOUT_S)
         try:
             connection.sendall(text.getvalue())

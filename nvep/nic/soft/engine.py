@@ -149,9 +149,8 @@ class SoftEngine:
         return [table[position] for position in positions]
 
     def _all_dumps(self) -> list[RingDump]:
-        with self._lock:
-            sources = list(dict.fromkeys(self._dumps.values()))
-        return [dump for source in sources for dump in source()]
+        with self._lock:  # a rank detaches before it frees what is read here
+            return [dump for source in dict.fromkeys(self._dumps.values()) for dump in source()]
 
     # Free Flow
 
