@@ -150,7 +150,8 @@ class SoftEngine:
 
     def _all_dumps(self) -> list[RingDump]:
         with self._lock:  # a rank detaches before it frees what is read here
-            return [dump for source in dict.fromkeys(self._dumps.values()) for dump in source()]
+            dumps = [dump for source in dict.fromkeys(self._dumps.values()) for dump in source()]
+        return sorted(dumps, key=lambda dump: dump.number)
 
     # Free Flow
 
