@@ -34,8 +34,9 @@ struct Sums {
   }
 
   // A slot is for one segment of one block; slot 0 of a block for the sum of a tile's first segments.
-  __device__ __forceinline__ static uint4* slot(u64 slots, u64 block, u32 segment) {
-    return reinterpret_cast<uint4*>(slots) + (block * kMaxSegments + segment) * kGroups * kGatherThreads + threadIdx.x;
+  __device__ __forceinline__ static uint4* slot(u64 slots, u32 block, u32 segment) {
+    return reinterpret_cast<uint4*>(slots) +
+           (static_cast<u64>(block) * kMaxSegments + segment) * kGroups * kGatherThreads + threadIdx.x;
   }
   __device__ __forceinline__ void store(uint4* to, u32 tokens) const {
 #pragma unroll
@@ -72,7 +73,6 @@ __device__ inline bool arrive(GatherShared& shared, u32* counter, u32 segments, 
 
 template <class Problem, class Arguments>
 struct Gather {
-  using Division = Problem;
   const Arguments& a;
   GatherShared& shared;
   Share share;
@@ -104,11 +104,11 @@ struct Gather {
   }
 
   __device__ __forceinline__ void collect(const Cursor<Problem>& at) {
-    const u64 first_unit = at.tile * Problem::kSegments;
-    const u64 opener = share.owner_of(first_unit);
+    const u32 first_unit = at.tile * Problem::kSegments;
+    const u32 opener = share.owner_of(first_unit);
     total.load(Sums<Problem>::slot(a.slots, opener, 0), at.tokens);
-    const u64 opened = share.first_of(opener + 1) - first_unit;
-    for (u32 segment = static_cast<u32>(opened); segment < Problem::kSegments; ++segment) {
+    const u32 opened = share.first_of(opener + 1) - first_unit;
+    for (u32 segment = opened; segment < Problem::kSegments; ++segment) {
       Sums<Problem> part;
       part.load(Sums<Problem>::slot(a.slots, share.owner_of(first_unit + segment), segment), at.tokens);
       total.add(part);
@@ -117,7 +117,7 @@ struct Gather {
 
   __device__ __forceinline__ void run(uint4* slots, const RowSource& source) {
     const TileOffsets& offsets = shared.offsets;
-    const u64 begin = share.first_of(blockIdx.x), end = share.first_of(blockIdx.x + 1);
+    const u32 begin = share.first_of(blockIdx.x), end = share.first_of(blockIdx.x + 1);
     Ring<Problem> ring;
     ring.slots = slots;
     ring.scales = shared.scales;

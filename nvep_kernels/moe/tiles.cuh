@@ -44,31 +44,33 @@ struct Division {
     __syncthreads();
   }
 
-  __device__ static u64 units(const TileOffsets& offsets) {
-    return static_cast<u64>(offsets.tiles[moe::kLocalExperts]) * kSegments;
-  }
+  __device__ static u32 units(const TileOffsets& offsets) { return offsets.tiles[moe::kLocalExperts] * kSegments; }
 };
 
 // Units [first_of(b), first_of(b + 1)) are block b's.
 struct Share {
-  u64 units;
-  u64 blocks;
-  __device__ __forceinline__ u64 first_of(u64 block) const { return units * block / blocks; }
-  __device__ __forceinline__ u64 owner_of(u64 unit) const { return ((unit + 1) * blocks - 1) / units; }
+  u32 units;
+  u32 blocks;
+  __device__ __forceinline__ u32 first_of(u32 block) const {
+    return static_cast<u32>(static_cast<u64>(units) * block / blocks);
+  }
+  __device__ __forceinline__ u32 owner_of(u32 unit) const {
+    return static_cast<u32>(((static_cast<u64>(unit) + 1) * blocks - 1) / units);
+  }
 };
 
 // A chunk of a unit; moves forward only.
 template <class Division>
 struct Cursor {
-  u64 unit, end;
+  u32 unit, end;
   u32 chunk;  // of the inner dimension
   u32 segment, expert, output, token, tokens;
-  u64 tile;
+  u32 tile;
   bool moved;  // the tile is not that of the chunk before
 
   __device__ __forceinline__ bool done() const { return unit >= end; }
 
-  __device__ void start(const TileOffsets& offsets, u64 begin, u64 stop) {
+  __device__ void start(const TileOffsets& offsets, u32 begin, u32 stop) {
     unit = begin;
     end = stop;
     expert = 0;
@@ -78,12 +80,12 @@ struct Cursor {
 
   __device__ void locate(const TileOffsets& offsets) {
     tile = unit / Division::kSegments;
-    segment = static_cast<u32>(unit % Division::kSegments);
+    segment = unit % Division::kSegments;
     chunk = segment * Division::kSegmentChunks;
     while (tile >= offsets.tiles[expert + 1]) ++expert;
     const u32 count = offsets.pairs[expert + 1] - offsets.pairs[expert];
     const u32 token_tiles = (count + Division::kTileTokens - 1) / Division::kTileTokens;
-    const u32 inside = static_cast<u32>(tile) - offsets.tiles[expert];
+    const u32 inside = tile - offsets.tiles[expert];
     output = inside / token_tiles * Division::kTileOutputs;
     token = inside % token_tiles * Division::kTileTokens;
     tokens = min(count - token, Division::kTileTokens);
