@@ -365,7 +365,7 @@ def _parse_interface(obj: Any, interface: dict[str, Any], name: str) -> _Read:
     address, readonly = interface["data"]
     shape, strides = tuple(interface["shape"]), interface.get("strides")
     strides = None if strides is None else tuple(strides)
-    found = Imported(address or 0, shape, strides, dtype, dlpack.CUDA, _UNKNOWN_GPU, readonly, obj)
+    found = _new(Imported, (address or 0, shape, strides, dtype, dlpack.CUDA, _UNKNOWN_GPU, readonly, obj))
     return found, interface.get("stream")
 
 

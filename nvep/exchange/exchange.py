@@ -8,7 +8,6 @@ from typing import Any
 from nvep.arrays import ArrayOwner, DeviceArray
 from nvep.errors import ArgumentError, StepOrderError
 from nvep.exchange.arrivals import Arrivals, of_step
-from nvep.exchange.inputs import StepInputs
 from nvep.exchange.lane import Lane
 from nvep.exchange.lifecycle import ExchangeState
 from nvep.protocols import PROTOCOLS
@@ -84,8 +83,7 @@ class Exchange(ExchangeState):
         PeerTimeout, ProtocolMismatch
             An earlier step failed.
         """
-        self._send("dispatch", tokens, expert_ids, expert_weights, num_tokens, lane, stream)
-        return self._arrived(lane)
+        return self._arrived(self._send("dispatch", tokens, expert_ids, expert_weights, num_tokens, lane, stream))
 
     def dispatch_send(
         self,
@@ -104,30 +102,19 @@ class Exchange(ExchangeState):
         """Second half of `dispatch`: wait for every peer. Returns and raises as `dispatch`."""
         state, queue = self._open("dispatch_recv", lane, stream)
         self._launch("dispatch_recv", state, self._dispatch_arguments[lane], queue)
-        return self._arrived(lane)
+        return self._arrived(state)
 
-    def _send(self, phase: str, tokens: Any, ids: Any, weights: Any, count: Any, lane: int, stream: Any) -> None:
+    def _send(self, phase: str, tokens: Any, ids: Any, weights: Any, count: Any, lane: int, stream: Any) -> Lane:
         state, queue = self._open(phase, lane, stream)
-        step = self._inputs.step(lane, (tokens, ids, weights, count), queue)
+        arguments = self._dispatch_arguments[lane]
+        step = self._inputs.step(lane, (tokens, ids, weights, count), queue, arguments)
         state.protocol = self._protocol
         if step.copied:
             state.interrupt()
-        arguments = self._dispatch_arguments[lane]
-        self._set_dispatch(arguments, step)
         self._launch(phase, state, arguments, queue)
-        state.tokens = None if step.num_tokens_device else step.num_tokens
+        state.tokens = step.num_tokens
         state.keep(step.read)
-
-    @staticmethod
-    def _set_dispatch(arguments: ctypes.Structure, step: StepInputs) -> None:
-        payloads = arguments.payloads
-        for index, address in enumerate(step.payloads):
-            payloads[index] = address
-        arguments.expert_ids = step.expert_ids
-        arguments.ids_are_64_bit = int(step.ids_are_64_bit)
-        arguments.expert_weights = step.expert_weights
-        arguments.num_tokens = step.num_tokens
-        arguments.num_tokens_device = step.num_tokens_device
+        return state
 
     # --- combine ----------------------------------------------------------------------------------------------------
 
@@ -159,7 +146,11 @@ class Exchange(ExchangeState):
         ArgumentError, DTypeError, ShapeError, StepOrderError, PeerTimeout
             As in `dispatch`.
         """
-        return self._combine("combine", arrivals, partial_rows, out, stream)
+        state, queue = self._reopen("combine", arrivals, stream)
+        result = self._output(state, out, queue)
+        self._give_back("combine", state, partial_rows, queue)
+        state.finish(queue)
+        return result
 
     def combine_send(self, partial_rows: Any, arrivals: Arrivals, *, stream: Any = None) -> None:
         """First half of `combine`: expose the partial rows. Parameters and errors as there."""
@@ -195,17 +186,10 @@ class Exchange(ExchangeState):
         self._launch("release", state, self._combine_arguments[state.index], queue)
         state.finish(queue)
 
-    def _combine(self, phase: str, arrivals: Arrivals, partial_rows: Any, out: Any, stream: Any) -> DeviceArray:
-        state, queue = self._reopen(phase, arrivals, stream)
-        result = self._output(state, out, queue)
-        self._give_back(phase, state, partial_rows, queue)
-        state.finish(queue)
-        return result
-
     def _give_back(self, phase: str, state: Lane, partial_rows: Any, queue: Stream) -> None:
         arguments = self._combine_arguments[state.index]
         own = self._arrivals[state.index][state.protocol].partial_rows
-        address = exposed = own.address
+        address = exposed = own._address  # expired only once the exchange is closed
         if partial_rows is not own:
             view = self._inputs.partial_rows(partial_rows, exposed, queue)
             address = view.address
@@ -246,7 +230,7 @@ class Exchange(ExchangeState):
     ) -> None:
         if self.network is not None:
             self.network.wake()
-        key = state.protocol, phase, copies, state.chained(queue)
+        key = state.protocol, phase, copies, state.latest == (queue.handle, state.capture)
         launch = state.launches.get(key)
         if launch is None:
             launch = self.kernels.prepare(key[:2], arguments, copies=copies, dependent=key[3])
@@ -254,9 +238,8 @@ class Exchange(ExchangeState):
         launch(queue)
         state.advance(phase, queue)
 
-    def _arrived(self, lane: int) -> Arrivals:
-        state = self._lanes[lane]
-        return of_step(self._arrivals[lane][state.protocol], state.step)
+    def _arrived(self, state: Lane) -> Arrivals:
+        return of_step(self._arrivals[state.index][state.protocol], state.step)
 
     def _lane(self, lane: int) -> Lane:
         if isinstance(lane, bool) or not isinstance(lane, int) or not 0 <= lane < len(self._lanes):

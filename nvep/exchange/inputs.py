@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,14 +16,19 @@ _INT32, _INT64, _UINT32, _FLOAT32 = (np.dtype(t) for t in (np.int32, np.int64, n
 
 
 class StepInputs(NamedTuple):
-    """A checked step: device addresses, what kernels read in place, and whether something was copied on the stream."""
+    """A checked step.
 
-    payloads: list[int]
-    expert_ids: int
-    ids_are_64_bit: bool
-    expert_weights: int
-    num_tokens: int
-    num_tokens_device: int
+    Attributes
+    ----------
+    num_tokens : int or None
+        None where only the device knows.
+    read : list of InputView
+        What kernels read in place.
+    copied : bool
+        Something was copied on the stream.
+    """
+
+    num_tokens: int | None
     read: list[InputView]
     copied: bool
 
@@ -57,6 +63,7 @@ class InputChecker:
         self._arrays = [InputReader(InputSpec.rows(n, nbytes, config.max_tokens), device) for n, nbytes in payloads]
         self._arrays += [reader("expert_ids", (_INT32, _INT64), per_token)]
         self._arrays += [reader("expert_weights", (_FLOAT32,), per_token)]
+        self._read = [array.__call__ for array in self._arrays]
         self._count = reader("num_tokens", (_INT32, _UINT32), (1,))
         self._partial = reader("partial_rows", (dtype,), (num_ranks, config.max_tokens, elements), alignment=16)
         self._out = reader("out", (dtype,), ("tokens", elements), alignment=16, writable=True)
@@ -67,38 +74,41 @@ class InputChecker:
                 self.close()
                 raise
 
-    def step(self, lane: int, arrays: tuple[Any, Any, Any, Any], stream: Stream) -> StepInputs:
-        """Check ``(tokens, expert_ids, expert_weights, num_tokens)`` and make each addressable, in stream order."""
+    def step(
+        self, lane: int, arrays: tuple[Any, Any, Any, Any], stream: Stream, arguments: ctypes.Structure
+    ) -> StepInputs:
+        """Check ``(tokens, expert_ids, expert_weights, num_tokens)``, make each addressable in stream order, and say in
+        ``arguments`` where it is."""
         tokens, ids, weights, count = arrays
-        views = self._views(tokens, ids, weights, stream)
-        num_tokens = rows = views[0].shape[0]
+        payloads = tokens if isinstance(tokens, (tuple, list)) else (tokens,)
+        if len(payloads) != len(self._arrays) - 2:
+            raise ArgumentError("tokens", f"{len(payloads)} arrays", f"one array per payload: {len(self._arrays) - 2}")
+        views = [read(array, stream) for read, array in zip(self._read, (*payloads, ids, weights))]
+        rows = views[0].shape[0]
         copied = False
         for view in views:
             if view.shape[0] != rows:
                 raise self._uneven(views)
             copied = copied or view.host
         id_view = views[-2]
-        counted = False
+        num_tokens: int | None = rows
         if count is not None:
             if isinstance(count, (int, np.integer)):
                 num_tokens = self._check_count(count, rows)
             else:
+                num_tokens = None
                 views.append(self._count(count, stream))
-                counted, copied = True, copied or views[-1].host
+                copied = copied or views[-1].host
         if id_view.settled:
             self._check_ids(id_view.to_numpy()[:num_tokens])
         addresses = self._addresses(lane, views, stream) if copied else [view.address for view in views]
-        num_tokens_device = addresses.pop() if counted else 0
-        weight_address, id_address = addresses.pop(), addresses.pop()
-        wide = id_view.dtype.itemsize == 8
-        return StepInputs(addresses, id_address, wide, weight_address, num_tokens, num_tokens_device, views, copied)
-
-    def _views(self, tokens: Any, ids: Any, weights: Any, stream: Stream) -> list[InputView]:
-        payloads = tokens if isinstance(tokens, (tuple, list)) else (tokens,)
-        expected = len(self._arrays) - 2
-        if len(payloads) != expected:
-            raise ArgumentError("tokens", f"{len(payloads)} arrays", f"one array per payload: {expected}")
-        return [read(array, stream) for read, array in zip(self._arrays, (*payloads, ids, weights))]
+        arguments.num_tokens_device = addresses.pop() if num_tokens is None else 0
+        arguments.num_tokens = rows if num_tokens is None else num_tokens
+        arguments.ids_are_64_bit = id_view.dtype.itemsize == 8
+        arguments.expert_weights = addresses.pop()
+        arguments.expert_ids = addresses.pop()
+        arguments.payloads[: len(addresses)] = addresses
+        return StepInputs(num_tokens, views, copied)
 
     def _uneven(self, views: list[InputView]) -> ShapeError:
         rows = views[0].shape[0]

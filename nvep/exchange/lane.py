@@ -21,6 +21,7 @@ _ORDER = {
     "combine_recv": (RETURNED, IDLE),
     "release": (ARRIVED, IDLE),
 }
+_NOWHERE = (0, -1)
 _LONGEST = 64  # steps that something is held without being read again, if others hold it too
 
 
@@ -50,10 +51,11 @@ class Lane:
         self.protocol = protocol  # of the step in flight
         self.tokens: int | None = None  # tokens of the step where the host knows them
         self.capture = 0  # that the phase being enqueued is recorded by
+        # Stream and capture whose latest work, as far as is known, is a phase of this lane: nothing of ours came after.
+        self.latest = _NOWHERE
         self._device = device
         self._state = IDLE
         self._stream: Stream | None = None
-        self._chained = 0, -1  # stream and capture whose latest work, as far as is known, is a phase of this lane
         self.launches: dict[tuple[str, str, bool, bool], Launch] = {}  # by protocol, phase, copies, dependent
         self._read: dict[int, tuple[object, int]] = {}  # by identity: what a step reads, the latest step that does
         self._known = 0  # of these, those that were there when the last step ended
@@ -80,7 +82,8 @@ class Lane:
         self.capture = self._device.capture_of(stream)
         if self.capture != self._recorder:
             self._recorder, self._before = self.capture, (self._state, self.step, self.protocol, self.tokens)
-        self._follow(stream)
+        if stream is not self._stream:
+            self._follow(stream)
 
     def _refusal(self, phase: str, needed: str) -> str:
         text = f"{phase} on lane {self.index}: the lane is {self._state!r}, it must be {needed!r}"
@@ -109,17 +112,11 @@ class Lane:
         _, self._state = _ORDER[phase]
         if phase == "dispatch" or phase == "dispatch_send":
             self.step += 1
-        self._chained = stream.handle, self.capture
-
-    # --- dependent launch ---------------------------------------------------------------------------------------------
-
-    def chained(self, stream: Stream) -> bool:
-        """Is the latest work on ``stream`` a phase of this lane, with nothing of ours in between?"""
-        return self._chained == (stream.handle, self.capture)
+        self.latest = stream.handle, self.capture
 
     def interrupt(self) -> None:
         """Something else was enqueued on the lane's stream."""
-        self._chained = 0, -1
+        self.latest = _NOWHERE
 
     # --- what kernels read --------------------------------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ from nvep.runtime.cuda_calls import check, core_call, count_devices
 from nvep.runtime.cuda_launch import CudaKernel, CudaLaunch, require_stream
 from nvep.runtime.cuda_memory import CudaHostMemory, CudaMemory, StagingRing
 from nvep.runtime.cuda_stream import CudaGraph, CudaStream, stream_handle
-from nvep.runtime.device import BulkCopies, Device, Graph, Kernel, LaunchShape, Stream
+from nvep.runtime.device import BulkCopies, Device, Graph, Kernel, Launch, LaunchShape, Stream
 from nvep.runtime.jit import Cubin, architecture_for, check_architecture, compile_kernel
 from nvep.runtime.source import KernelSource
 
@@ -236,7 +236,7 @@ class CudaDevice(Device):
         return require_stream(stream).is_capturing()
 
     def capture_of(self, stream: Stream) -> int:
-        return require_stream(stream).capture
+        return stream.capture if type(stream) is CudaStream else require_stream(stream).capture
 
     # Kernels
 
@@ -299,8 +299,8 @@ class CudaDevice(Device):
         if status != 0:
             loaded.failed(shape, status)
 
-    def prepare(self, kernel: Kernel, shape: LaunchShape, arguments: ctypes.Structure) -> CudaLaunch:
-        return CudaLaunch(_kernel(kernel), shape, arguments, self._context)
+    def prepare(self, kernel: Kernel, shape: LaunchShape, arguments: ctypes.Structure) -> Launch:
+        return CudaLaunch(_kernel(kernel), shape, arguments, self._context).enqueue
 
     def resident_blocks(self, kernel: Kernel, threads: int, *, shared_bytes: int = 0) -> int:
         self.make_current()

@@ -100,7 +100,8 @@ class CudaLaunch:
         self._make_current = partial(_function("cuCtxSetCurrent", 1), int(context))
         self._calls: dict[int, tuple[Callable[[], int], object]] = {}  # by stream: the call, what it points to
 
-    def __call__(self, stream: Stream) -> None:
+    def enqueue(self, stream: Stream) -> None:
+        """On ``stream``, with what the arguments hold now."""
         call = self._calls.get(stream.handle) or self._prepare(require_stream(stream))
         self._make_current()  # a failure shows in the launch
         status = call[0]()

@@ -137,7 +137,7 @@ ALLOWED = {
 def test_phases_out_of_order(stage: Staged, phase: str, state: str) -> None:
     lane, call = LANES[state], PHASES[phase][0]
     for rank, exchange in enumerate(stage.exchanges):
-        change: dict[str, Any] = {"lane": lane} if "dispatch" in phase else {"arrivals": exchange._arrived(lane)}
+        change: dict[str, Any] = {"lane": lane} if "dispatch" in phase else {"arrivals": exchange._arrived(exchange._lanes[lane])}
         stage.watch.seen.clear()
         with pytest.raises(StepOrderError, match=rf"{phase} on lane {lane}: the lane is '.*', it must be '.*'"):
             call(exchange, stage.arrivals[rank], change)
