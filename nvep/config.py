@@ -182,6 +182,8 @@ class ExchangeConfig:
         Over a network adapter: ranks in groups of this many reach one another directly.
     queues, queue_depth : int
         Over a network adapter: rings to each peer (``"gdaki"``, ``"free-flow"``) or of a rank, and entries of each.
+    account_sends : bool
+        Over a network adapter: kernels add up where the time of a send goes, which costs time itself (`nvep bench`).
 
     Raises
     ------
@@ -210,6 +212,7 @@ class ExchangeConfig:
     domain_size: int = 1
     queues: int = 1
     queue_depth: int = 128
+    account_sends: bool = False
 
     def __post_init__(self) -> None:
         put = object.__setattr__

@@ -12,6 +12,7 @@ from nvep.protocols.base import WORD_BYTES, ArrivalProtocol, ArrivalRegions
 from nvep.symmetric.layout import Region
 
 _DIRECTIONS = 2  # out and back
+SEND_PHASES, SEND_STAGES = 3, 15  # of SendClock: nvep_kernels/transports/send_clock.cuh
 
 
 def header_bytes(config: ExchangeConfig) -> int:
@@ -49,6 +50,7 @@ class SignalProtocol(ArrivalProtocol):
             Region("Network", ctypes.sizeof(NETWORK_STATE.ctype)),
             Region("Staging", config.max_tokens * slot_bytes(config)),
             *self.arrivals.regions(config, num_ranks),
+            Region("SendAccount", SEND_PHASES * SEND_STAGES * WORD_BYTES),
         ]
 
     def initial_words(self, num_ranks: int, first_epoch: int) -> dict[str, np.ndarray]:
@@ -65,6 +67,7 @@ class SignalProtocol(ArrivalProtocol):
         return {
             "kQueues": config.queues,
             "kDomain": config.domain_size,
+            "kAccountSends": int(config.account_sends),
             "kHeaderBytes": header_bytes(config),
             "kSlotBytes": slot_bytes(config),
         }

@@ -80,11 +80,14 @@ struct FanoutPoster : GfdPoster {
                                          u32 counter = kNoCounter) {
     u32 lane = threadIdx.x % 32, slots = fanout_slots(fanout.targets);
     u64 index = 0;
+    waiter.clock.start();
     if (lane == 0) index = reserve(ring, slots);
     index = __shfl_sync(0xffffffffu, index, 0);
     if (!__all_sync(0xffffffffu, await_credit(ring, index + slots, waiter))) return false;
+    waiter.clock.note(kPostClaim, lane == 0);
     if (lane == 0) write_descriptor(ring, index, fanout_head(fanout, target_of, counter));
     if (lane != 0 && lane < slots) write_descriptor(ring, index + lane, fanout_more(fanout, lane - 1, target_of));
+    waiter.clock.note(kPostBuild, lane == 0);
     return true;
   }
 };

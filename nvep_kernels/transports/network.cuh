@@ -28,6 +28,7 @@ struct Network : NvlinkStep {
   template <class Arguments>
   __device__ static void dispatch_send(const Arguments& a, const Step& step, Nothing, Shared& shared) {
     if (!step.alive) return;
+    StepClock clock = step_clock(step);
     u32 tokens = token_count(a);
     u32 first = static_cast<u32>(static_cast<u64>(tokens) * blockIdx.x / gridDim.x);
     u32 end = static_cast<u32>(static_cast<u64>(tokens) * (blockIdx.x + 1) / gridDim.x);
@@ -44,18 +45,23 @@ struct Network : NvlinkStep {
         assign_tile(a, step, ids, at, n, shared.sent, shared.tile);
       }
       __syncthreads();
+      clock.note(kSendRoute, threadIdx.x == 0);
       stage_headers(a, step, at, n, shared.tile);
       stage_payloads<0>(a, step, at, n, shared.tile);
       __syncthreads();
-      post_tile(step, at, n, shared.tile);
+      clock.note(kSendStage, threadIdx.x == 0);
+      post_tile(step, at, n, shared.tile, clock);
       __syncthreads();
+      clock.note(kSendPost, threadIdx.x == 0);
     }
     u32* sent = step.local_region<u32>(local::kSendCountsOffset);
     if (totals) {
       for (u32 r = threadIdx.x; r < config::kRanks; r += blockDim.x) store_relaxed_device(sent + r, shared.sent[r]);
     }
     auto count = [&](u32 r) { return load_relaxed_device(sent + r); };
-    if (announce(step, Signals::kOut, &step.counters()->send_arrivals, count)) close_dispatch_send(a, step, tokens);
+    bool ends = announce(step, Signals::kOut, &step.counters()->send_arrivals, count, clock);
+    if (ends) close_dispatch_send(a, step, tokens);
+    if (threadIdx.x == 0) clock.finish();
   }
 
   // Headers, the same for every target: ids, then weights.
@@ -90,10 +96,11 @@ struct Network : NvlinkStep {
   }
 
   // One warp a token. Its fence puts what the block staged before the descriptors that it posts.
-  __device__ static void post_tile(const Step& step, u32 first, u32 n, const SlotTile& tile) {
+  __device__ static void post_tile(const Step& step, u32 first, u32 n, const SlotTile& tile, StepClock& clock) {
     u32 warp = threadIdx.x / 32, warps = blockDim.x / 32;
     if (warp >= n) return;
     fence_acq_rel_system();
+    clock.note(kSendFence, threadIdx.x == 0);
     Sender sender(step);
     for (u32 token = warp; token < n; token += warps) {
       sender.queue = (first + token) % config::kQueues;
@@ -105,14 +112,18 @@ struct Network : NvlinkStep {
   // The last block to come here posts the signals, one thread a peer: every message of the grid is in its ring then.
   // True in the one thread that ends the phase.
   template <class Count>
-  __device__ static bool announce(const Step& step, Signals::Direction direction, u32* arrivals, Count count) {
+  __device__ static bool announce(const Step& step, Signals::Direction direction, u32* arrivals, Count count,
+                                  StepClock& clock) {
     __syncthreads();
     bool last = threadIdx.x == 0 && fetch_add_acq_rel_device(arrivals, 1u) == gridDim.x - 1;
-    if (!__syncthreads_or(last)) return false;
+    const bool ends = __syncthreads_or(last);
+    clock.note(kSendArrive, threadIdx.x == 0);
+    if (!ends) return false;
     if (last) store_relaxed_device(arrivals, 0u);
     if (load_relaxed_device(&step.counters()->dead) != 0ull) return last;  // some message was not posted
     if (threadIdx.x < config::kRanks) fence_acq_rel_system();
     Sender sender(step);
+    sender.waiter.clock.mute();  // signals are one stage
     for (u32 r = threadIdx.x; r < config::kRanks; r += blockDim.x) {
       if (!step.active.has(r)) continue;
       u64 value = make_record(step.epoch, count(r), Signals::kCode);
@@ -126,6 +137,8 @@ struct Network : NvlinkStep {
         }
       }
     }
+    if constexpr (config::kAccountSends != 0) __syncwarp();  // the first thread speaks for its warp
+    clock.note(kSendSignal, threadIdx.x == 0);
     return last;
   }
 
@@ -191,22 +204,25 @@ struct Network : NvlinkStep {
   __device__ static void combine_send(const Arguments& a, const Step& step, Nothing, const Shared&) {
     if (!step.alive) return;
     const i32* counts = step.local_region<i32>(local::kCountsOffset);
+    StepClock clock = step_clock(step);
     Sender sender(step);
     u32 warp = (blockIdx.x * blockDim.x + threadIdx.x) / 32, warps = gridDim.x * blockDim.x / 32;
     for (u32 r = 0; r < config::kRanks; ++r) {
       u32 count = static_cast<u32>(counts[r]);
       for (u32 first = kRowsAtATime * warp; first < count; first += kRowsAtATime * warps) {
         sender.queue = first / kRowsAtATime % config::kQueues;
-        return_rows(a, step, sender, r, first, min(kRowsAtATime, count - first));
+        return_rows(a, step, sender, clock, r, first, min(kRowsAtATime, count - first));
       }
     }
-    announce(step, Signals::kBack, &step.counters()->combine_arrivals, [](u32) { return 0u; });
+    announce(step, Signals::kBack, &step.counters()->combine_arrivals, [](u32) { return 0u; }, clock);
+    if (threadIdx.x == 0) clock.finish();
   }
 
   // One warp: rows [first, first + n) of `source`'s tokens, straight to its inbox or as messages of one posting.
   template <class Arguments>
-  __device__ static void return_rows(const Arguments& a, const Step& step, Sender& sender, u32 source, u32 first,
-                                     u32 n) {
+  __device__ static void return_rows(const Arguments& a, const Step& step, Sender& sender, StepClock& clock, u32 source,
+                                     u32 first, u32 n) {
+    clock.start();
     const u64 row = static_cast<u64>(source) * config::kMaxTokens + first;
     const u64 landed = step.local + local::kLandedPartialRowsOffset + row * config::kPartialBytes;
     const u64 given = a.partial_rows == 0 ? landed : a.partial_rows + row * config::kPartialBytes;
@@ -218,9 +234,11 @@ struct Network : NvlinkStep {
         store_weak(reinterpret_cast<uint4*>(to) + i, from[i]);
       }
     }
+    clock.note(kSendStage, threadIdx.x == 0);
     if (near) return;
     __syncwarp();
     fence_acq_rel_system();
+    clock.note(kSendFence, threadIdx.x == 0);
     u32 i = threadIdx.x % 32;
     u64 at = combine_slot(step, source, step.rank, first + i) - step.arguments->peers[source];
     Message message = {source,
@@ -228,6 +246,7 @@ struct Network : NvlinkStep {
                        {kHeapHandle, at},
                        {kLocalHandle, local_offset(step, landed) + static_cast<u64>(i) * config::kPartialBytes}};
     Poster::put_by_warp(sender.ring_to(source), message, i < n, sender.waiter);
+    clock.note(kSendPost, threadIdx.x == 0);
   }
 
   // --- C.recv ---------------------------------------------------------------------------------------------------------
@@ -238,7 +257,8 @@ struct Network : NvlinkStep {
 
   // Ends a step without combine: the signals of combine with zero rows.
   __device__ static void release(const Step& step, const Shared&) {
-    if (step.alive) announce(step, Signals::kBack, &step.counters()->combine_arrivals, [](u32) { return 0u; });
+    StepClock clock = step_clock(step);
+    if (step.alive) announce(step, Signals::kBack, &step.counters()->combine_arrivals, [](u32) { return 0u; }, clock);
     await_combine(step);
     complete(step);
   }

@@ -64,11 +64,18 @@ __device__ inline void for_each_place(const Step& step, u32 token, const Route* 
   if (far) store(step.local + local::kStagingOffset + static_cast<u64>(token) * config::kSlotBytes);
 }
 
+// Sums of `SendClock`, by phase.
+using StepClock = SendClock<config::kAccountSends != 0>;
+__device__ inline StepClock step_clock(const Step& step) {
+  return StepClock(step.local + local::kSendAccountOffset + (step.phase - 1) * kSendStages * 8ull);
+}
+
 // The waits of a sender end as all waits of a step do, and when its own adapter has failed.
 struct StepWaiter {
   const Step& step;
   const u64* alarm;
   Deadline deadline;
+  StepClock clock;
 
   __device__ bool passed() {
     if (deadline.passed(step, step.rank)) return true;
@@ -89,7 +96,7 @@ struct NetworkSender {
   __device__ explicit NetworkSender(const Step& s)
       : step(s),
         rings(reinterpret_cast<const Ring*>(state(s).rings)),
-        waiter{s, reinterpret_cast<const u64*>(state(s).alarm), {}} {}
+        waiter{s, reinterpret_cast<const u64*>(state(s).alarm), {}, step_clock(s)} {}
 
   __device__ static const NetworkState& state(const Step& s) {
     return *s.template local_region<NetworkState>(local::kNetworkOffset);

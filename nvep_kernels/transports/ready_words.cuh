@@ -13,18 +13,20 @@ struct ReadyPublisher {
 
   // The fence puts the entries, in GPU memory, before the words, in the host's.
   template <class Waiter>
-  __device__ static bool publish(const Ring& ring, u64 first, u32 count, Waiter&) {
+  __device__ static bool publish(const Ring& ring, u64 first, u32 count, Waiter& waiter) {
     fence_acq_rel_system();
     for (u32 i = 0; i < count; ++i) mark(ring, first + i);
+    waiter.clock.note(kPostReady);
     return true;
   }
 
   template <class Waiter>
-  __device__ static bool publish_by_warp(const Ring& ring, u64, u32, u64 index, bool active, Waiter&) {
+  __device__ static bool publish_by_warp(const Ring& ring, u64, u32, u64 index, bool active, Waiter& waiter) {
     if (active) {
       fence_acq_rel_system();
       mark(ring, index);
     }
+    waiter.clock.note(kPostReady, threadIdx.x % 32 == 0);
     return true;
   }
 };

@@ -1,11 +1,12 @@
 // What send queues and descriptor rings share: messages, places in registered memory, waiting for room.
 //
 // Indices are absolute and never wrap; an entry's slot is index mod depth. Who waits passes a `Waiter`: `passed()` is called
-// once a poll and says when to give up. A claim that was given up leaves a hole that no consumer passes: the ring is
+// once a poll and says when to give up; its `clock` takes notes of where time goes. A claim that was given up leaves a hole that no consumer passes: the ring is
 // then of no more use, which its alarm or the waiter's own report says.
 #pragma once
 #include "primitives/atomics.cuh"
 #include "primitives/time.cuh"
+#include "transports/send_clock.cuh"
 
 namespace nvep {
 
@@ -38,6 +39,7 @@ struct RingWaiter {
   u64 start = 0;
   u32 polls = 0;
   bool given_up = false;
+  SendClock<false> clock{0};
 
   __device__ RingWaiter(u64 limit, u64 alarm_address)
       : limit_ns(limit), alarm(reinterpret_cast<const u64*>(alarm_address)) {}

@@ -39,9 +39,12 @@ struct GfdPoster {
 
   template <class Waiter>
   __device__ static bool post(const Ring& ring, const ring::Gfd& descriptor, Waiter& waiter) {
+    waiter.clock.start();
     u64 index = reserve(ring, 1);
     if (!await_credit(ring, index + 1, waiter)) return false;
+    waiter.clock.note(kPostClaim);
     write_descriptor(ring, index, descriptor);
+    waiter.clock.note(kPostBuild);
     return true;
   }
 
@@ -70,12 +73,16 @@ struct GfdPoster {
   // Lanes with `active` post one message each: one claim, no further agreement.
   template <class Waiter>
   __device__ static bool put_by_warp(const Ring& ring, const Message& message, bool active, Waiter& waiter) {
+    const bool notes = threadIdx.x % 32 == 0;
+    waiter.clock.start();
     u64 first;
     u32 count;
     u64 index = reserve_for_warp(ring, active, first, count);
     if (count == 0) return true;
     if (!__all_sync(0xffffffffu, await_credit(ring, first + count, waiter))) return false;
+    waiter.clock.note(kPostClaim, notes);
     if (active) write_descriptor(ring, index, gfd_put(message, kNoCounter));
+    waiter.clock.note(kPostBuild, notes);
     return true;
   }
 

@@ -49,9 +49,11 @@ __device__ inline bool publish(const Ring& ring, u64 first, u32 count, Waiter& w
   while (compare_swap_relaxed_device(&state->ready, first, first + count) != first) {
     if (waiter.passed()) return give_up(ring);
   }
+  waiter.clock.note(kPostOrder);
   while (exchange_acquire_device(&state->lock, 1u) != 0u) {
     if (waiter.passed()) return give_up(ring);
   }
+  waiter.clock.note(kPostLock);
   u64 end = load_relaxed_device(&state->ready);
   fence_acq_rel_device();  // acquires what earlier reservers released with their increments of `ready`
   if (end > load_relaxed_device(&state->posted)) {
@@ -59,6 +61,7 @@ __device__ inline bool publish(const Ring& ring, u64 first, u32 count, Waiter& w
     store_relaxed_device(&state->posted, end);
   }
   store_release_device(&state->lock, 0u);
+  waiter.clock.note(kPostDoorbell);
   return true;
 }
 
@@ -86,21 +89,28 @@ struct QueuePoster {
 
   template <class Waiter>
   __device__ static bool put(const Ring& ring, const Message& message, Waiter& waiter) {
+    waiter.clock.start();
     u64 index = reserve(ring, 1);
     if (!await_queue_room(ring, index + 1, waiter)) return false;
+    waiter.clock.note(kPostClaim);
     write_wqe(ring, index, wqe_put(ring, index, message));
+    waiter.clock.note(kPostBuild);
     return Publisher::publish(ring, index, 1, waiter);
   }
 
   // Lanes with `active` post one message each to the same queue: one reservation, one publication.
   template <class Waiter>
   __device__ static bool put_by_warp(const Ring& ring, const Message& message, bool active, Waiter& waiter) {
+    const bool notes = threadIdx.x % 32 == 0;
+    waiter.clock.start();
     u64 first;
     u32 count;
     u64 index = reserve_for_warp(ring, active, first, count);
     if (count == 0) return true;
     if (!__all_sync(0xffffffffu, await_queue_room(ring, first + count, waiter))) return false;
+    waiter.clock.note(kPostClaim, notes);
     if (active) write_wqe(ring, index, wqe_put(ring, index, message));
+    waiter.clock.note(kPostBuild, notes);
     return Publisher::publish_by_warp(ring, first, count, index, active, waiter);
   }
 

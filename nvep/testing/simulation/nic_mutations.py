@@ -345,8 +345,8 @@ _LIST = [
         (
             Patch(
                 _NETWORK,
-                "    fence_acq_rel_system();\n    Sender sender(step);\n    for (u32 token",
-                "    Sender sender(step);\n    for (u32 token",
+                "    fence_acq_rel_system();\n    clock.note(kSendFence, threadIdx.x == 0);\n    Sender",
+                "    Sender",
             ),
         ),
         exchange=True,
