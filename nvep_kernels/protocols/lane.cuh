@@ -75,11 +75,6 @@ struct Step {
 
   __device__ u64 lane_of(u32 rank_of_slice) const { return arguments->peers[rank_of_slice] + lane_offset; }
 
-  template <class T>
-  __device__ T* region(u32 rank_of_slice, u64 offset) const {
-    return reinterpret_cast<T*>(lane_of(rank_of_slice) + offset);
-  }
-
   __device__ Status* status() const { return reinterpret_cast<Status*>(arguments->status); }
 };
 

@@ -1,4 +1,5 @@
-// What both protocols do alike over peer load/store: opening a phase, the step record's place, closing D.send.
+// What both protocols do alike over peer load/store: the step record's place, rows without a token, what ends D.send and
+// the step.
 #pragma once
 #include "protocols/lane.cuh"
 #include "transports/slots.cuh"

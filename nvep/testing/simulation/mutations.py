@@ -335,7 +335,7 @@ _LIST = [
             Patch(
                 _LANDING,
                 "step.local_region<float>(local::kLandingWeightsOffset)",
-                "step.region<float>(step.rank, heap::kExpertWeightsOffset)",
+                "reinterpret_cast<float*>(step.lane_of(step.rank) + heap::kExpertWeightsOffset)",
             ),
             Patch(
                 _LANDING,
