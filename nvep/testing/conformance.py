@@ -135,9 +135,14 @@ class ExchangeConformance(Backend):
 
         assert self.run(main, 4)[2].sum() == 0
 
-    def test_invalid_ids_on_the_device_are_counted(self) -> None:
-        config = self.config(invalid_expert=-7)
+    @pytest.mark.parametrize("top_k", [2, 40])
+    def test_invalid_ids_on_the_device_are_counted(self, top_k: int) -> None:
+        """Among few ids, and among more than a warp has lanes."""
+        config = self.config(invalid_expert=-7, num_experts=4 * top_k, top_k=top_k)
         ids = np.array([[0, 8], [-1, 3], [5, 5], [-7, 2], [-3, 1 << 20]], dtype=np.int64)
+        if top_k > 2:  # the given ones in the first and the last place
+            ids = np.hstack([ids[:, :1], np.tile(np.arange(60, 58 + top_k), (len(ids), 1)), ids[:, 1:]])
+            ids[0, -1] = config.num_experts
 
         def main(group: RankGroup) -> None:
             with Exchange(group, config) as exchange:
