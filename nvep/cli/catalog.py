@@ -8,6 +8,7 @@ from nvep.formats import FORMATS
 from nvep.formats.quantise import dequantise_source, quantise_source
 from nvep.moe.grouped_gemm import ACTIVATIONS, ExpertShape
 from nvep.moe.grouped_gemm.gather import gather_kernels
+from nvep.moe.grouped_gemm.library import STRATEGIES, library_kernels
 from nvep.moe.routing import ROUTINGS, route_source
 from nvep.moe.synthetic import scale_experts_source
 from nvep.nic.soft.engine import soft_nic_source
@@ -83,6 +84,11 @@ def _expert_entries() -> list[tuple[str, KernelSource]]:
         )  # fmt: skip
         label = f"ranks={ranks} top_k={top_k} {hidden}x{intermediate} {rows} {weights} {partial} {activation}"
         entries += [(f"{name} {label}", source) for name, source in gather_kernels(shape).items()]
+        if rows == weights == "bf16":
+            for strategy in STRATEGIES:
+                sources = library_kernels(shape, strategy)
+                del sources["moe_plan"]
+                entries += [(f"{name} {strategy} {label}", source) for name, source in sources.items()]
     return entries
 
 

@@ -101,13 +101,18 @@ class WideExpert:
     biases: tuple[Float64Array, Float64Array, Float64Array] | None = None
 
 
-def expert_bounds(row: Interval, expert: WideExpert, activation: str = "swiglu") -> Interval:
-    """One expert's output for one row."""
-    gate, up = _product(expert.gate, row), _product(expert.up, row)
+def expert_bounds(row: Interval, expert: WideExpert, activation: str = "swiglu", *, rounds: bool = False) -> Interval:
+    """One expert's output for one row; with ``rounds``, projections are rounded to bf16."""
+    gate, up = _projected(expert.gate, row, rounds), _projected(expert.up, row, rounds)
     if expert.biases is not None:
         gate, up = _biased(gate, expert.biases[0]), _biased(up, expert.biases[1])
-    down = _product(expert.down, _activation(gate, up, activation))
+    down = _projected(expert.down, _activation(gate, up, activation), rounds)
     return down if expert.biases is None else _biased(down, expert.biases[2])
+
+
+def _projected(matrix: Float64Array, vector: Interval, rounds: bool) -> Interval:
+    result = _product(matrix, vector)
+    return result.rounded(_BF16) if rounds else result
 
 
 def _biased(value: Interval, bias: Float64Array) -> Interval:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from nvep.runtime.device import Device
-from nvep.testing.moe_gemms import GemmCase, Step, check_partial_rows, gemm_bench, make_step
+from nvep.testing.moe_gemms import GemmCase, MakeGemm, Step, check_partial_rows, gemm_bench, make_step
 from nvep.testing.steps import same
 
 # Several segments of the inner dimension, tiles that end inside a warp, more tokens of an expert than a tile holds.
@@ -35,22 +35,22 @@ def counts_of(case: GemmCase, index: int) -> list[int]:
     return (full, [0] * case.ranks, [n if r % 2 else max(1, n // 3) for r, n in enumerate(full)])[index % 3]
 
 
-def check_case(device: Device, case: GemmCase, name: str) -> None:
+def check_case(device: Device, case: GemmCase, make: MakeGemm, *, rounds: bool = False) -> None:
     """Three steps of one backend, against bounds derived from the number formats."""
     rng = np.random.default_rng(7)
     weights = case.weights(rng)
-    with gemm_bench(device, case, name, weights) as bench:
+    with gemm_bench(device, case, make, weights) as bench:
         for index in range(3):
             step = make_step(case, rng, counts_of(case, index), local_only=index == 0 and case.top_k <= len(case.local))
-            check_partial_rows(bench.run(step), step, case, weights, f"{name}, step {index}")
+            check_partial_rows(bench.run(step), step, (case, weights), f"step {index}", rounds=rounds)
 
 
-def check_rows_alone(device: Device, case: GemmCase, name: str) -> None:
+def check_rows_alone(device: Device, case: GemmCase, make: MakeGemm) -> None:
     """A row's result has the same bits alone, in other places, and in the company of others."""
     rng = np.random.default_rng(11)
     weights = case.weights(rng)
     counts = [case.max_tokens] * case.ranks
-    with gemm_bench(device, case, name, weights) as bench:
+    with gemm_bench(device, case, make, weights) as bench:
         step = make_step(case, rng, counts, local_only=True)
         together = bench.run(step).copy()
         same(bench.run(step), together, "again")

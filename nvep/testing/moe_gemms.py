@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +16,7 @@ from nvep.config import partial_dtype
 from nvep.exchange import Arrivals
 from nvep.formats import payload_format
 from nvep.moe import MoEWeights
-from nvep.moe.grouped_gemm import BACKENDS, ExpertShape, GroupedGemm
+from nvep.moe.grouped_gemm import ExpertShape, GroupedGemm
 from nvep.moe.grouped_gemm.base import local_index
 from nvep.moe.naming import ExpertParts
 from nvep.moe.weights import LocalExperts
@@ -25,6 +25,7 @@ from nvep.runtime.device import Device, Memory, Stream
 from nvep.testing.moe_bounds import Interval, WideExpert, expert_bounds, require_inside, weighted_bounds
 
 Array = npt.NDArray[Any]
+MakeGemm = Callable[[Device, ExpertShape, LocalExperts], GroupedGemm]
 _BF16, _FP8 = partial_dtype("bf16"), np.dtype(ml_dtypes.float8_e4m3fn)
 NAN_BYTE = 0xFF
 
@@ -105,12 +106,12 @@ def make_step(case: GemmCase, rng: np.random.Generator, counts: list[int], *, lo
 class GemmBench:
     """A backend with its weights and a receive buffer; `run` gives partial rows."""
 
-    def __init__(self, device: Device, case: GemmCase, name: str, weights: MoEWeights) -> None:
+    def __init__(self, device: Device, case: GemmCase, make: MakeGemm, weights: MoEWeights) -> None:
         self.device, self.case = device, case
         index = np.full(case.num_experts, -1, np.int32)
         index[list(case.local)] = 0
         self.experts = LocalExperts(device, weights.checked(device), local_index(index, 0))
-        self.gemm: GroupedGemm = BACKENDS[name](device, case.shape, self.experts)
+        self.gemm: GroupedGemm = make(device, case.shape, self.experts)
         self._memories: list[Memory] = []
         self.owner = ArrayOwner(device)
         rows = (case.ranks, case.max_tokens)
@@ -174,8 +175,11 @@ def wide_experts(case: GemmCase, weights: MoEWeights) -> list[WideExpert]:
     return result
 
 
-def check_partial_rows(got: Array, step: Step, case: GemmCase, weights: MoEWeights, where: str) -> None:
-    """Every row with a local expert within its bounds; all others untouched."""
+def check_partial_rows(
+    got: Array, step: Step, model: tuple[GemmCase, MoEWeights], where: str, *, rounds: bool = False
+) -> None:
+    """Every row with a local expert within its bounds (`expert_bounds`); all others untouched."""
+    case, weights = model
     experts = wide_experts(case, weights)
     rounding = 0.0 if case.row_format == "bf16" else 2.0**-8  # decoded rows become bf16
     for row, ids in enumerate(step.ids.tolist()):
@@ -185,15 +189,18 @@ def check_partial_rows(got: Array, step: Step, case: GemmCase, weights: MoEWeigh
             continue
         wide = step.rows[row].astype(np.float64)
         x = Interval(wide, rounding * np.abs(wide))
-        terms = [(float(step.weights[row, k]), expert_bounds(x, experts[e], case.activation)) for k, e in choice]
+        terms = [
+            (float(step.weights[row, k]), expert_bounds(x, experts[e], case.activation, rounds=rounds))
+            for k, e in choice
+        ]
         bounds = weighted_bounds(terms).rounded(partial_dtype(case.partial_format))
         require_inside(got[row], bounds, f"{where}: row {row}")
 
 
 @contextmanager
-def gemm_bench(device: Device, case: GemmCase, name: str, weights: MoEWeights) -> Iterator[GemmBench]:
+def gemm_bench(device: Device, case: GemmCase, make: MakeGemm, weights: MoEWeights) -> Iterator[GemmBench]:
     """A `GemmBench` that is closed."""
-    bench = GemmBench(device, case, name, weights)
+    bench = GemmBench(device, case, make, weights)
     try:
         yield bench
     finally:

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 
+import numpy as np
 import pytest
 
+from nvep.errors import ArgumentError
+from nvep.moe.grouped_gemm import BACKENDS
+from nvep.moe.grouped_gemm.library import STRATEGIES, LibraryGroupedGemm, choose_strategy
 from nvep.runtime.emulated import EmulatedDevice
 from nvep.testing import moe_gemm_checks as checks
-from nvep.testing.moe_gemms import GemmCase
+from nvep.testing.moe_cublas import RecordingCublas
+from nvep.testing.moe_gemms import GemmCase, check_partial_rows, gemm_bench, make_step
 
 
 @pytest.fixture(scope="module")
@@ -21,9 +28,83 @@ def device() -> Iterator[EmulatedDevice]:
 @pytest.mark.parametrize("name", ["gather", "reference"])
 @pytest.mark.parametrize("case", checks.CASES.values(), ids=checks.CASES.keys())
 def test_within_bounds(device: EmulatedDevice, case: GemmCase, name: str) -> None:
-    checks.check_case(device, case, name)
+    checks.check_case(device, case, BACKENDS[name])
 
 
 @pytest.mark.parametrize("case", ["segments", "fp8", "token-tiles"])
 def test_rows_do_not_depend_on_one_another(device: EmulatedDevice, case: str) -> None:
-    checks.check_rows_alone(device, checks.CASES[case], "gather")
+    checks.check_rows_alone(device, checks.CASES[case], BACKENDS["gather"])
+
+
+LIBRARY_CASES = ("small", "one-expert", "segments", "many-experts", "geglu", "clamped", "plain")
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("case", LIBRARY_CASES)
+def test_library_calls(device: EmulatedDevice, case: str, strategy: str) -> None:
+    """The pointers of every product lie where its operands are, and the rest of a step fits around them."""
+    double = RecordingCublas()
+    make = partial(LibraryGroupedGemm, strategy=strategy, cublas=double)
+    checks.check_case(device, checks.CASES[case], make, rounds=True)
+    # Packed, a step whose rows all belong to other ranks calls nothing.
+    assert len(double.calls) in ((2, 4) if strategy == "packed" else (6,))
+    shape = checks.CASES[case].shape
+    gate_up, down = double.calls[:2]
+    assert (gate_up.outputs, gate_up.inner) == (shape.intermediate, shape.hidden)
+    assert (down.outputs, down.inner) == (shape.hidden, shape.intermediate)
+    assert sum(gate_up.members) == 2 * sum(down.members)
+    if strategy != "packed":
+        assert gate_up.source.nbytes == 2 * shape.rows * shape.hidden  # the receive buffer itself
+
+
+def test_strategies_by_size() -> None:
+    few = GemmCase(max_tokens=1, ranks=1, top_k=2, local=(0, 1, 2)).shape
+    assert choose_strategy(few) == "pairs"
+    assert choose_strategy(replace(few, max_tokens=64)) == "slices"
+    assert choose_strategy(replace(few, max_tokens=65)) == "packed"
+
+
+@pytest.mark.parametrize("name", ["nvmath", "packed"])
+def test_library_is_refused_without_a_gpu(device: EmulatedDevice, name: str) -> None:
+    case = GemmCase()
+    weights = case.weights(np.random.default_rng(0))
+    refused = pytest.raises(ArgumentError, match=f"grouped_gemm: got '{name}'.*emulated")
+    with refused, gemm_bench(device, case, BACKENDS[name], weights):
+        pass
+
+
+def test_library_refuses_other_formats(device: EmulatedDevice) -> None:
+    case = GemmCase(weight_format="fp8_block")
+    weights = case.weights(np.random.default_rng(0))
+    make = partial(LibraryGroupedGemm, cublas=RecordingCublas())
+    with pytest.raises(ArgumentError, match="bf16"), gemm_bench(device, case, make, weights):
+        pass
+
+
+def test_packed_steps_are_not_captured(device: EmulatedDevice) -> None:
+    case = GemmCase()
+    make = partial(LibraryGroupedGemm, strategy="packed", cublas=RecordingCublas())
+    with gemm_bench(device, case, make, case.weights(np.random.default_rng(0))) as bench:
+        stream = device.create_stream()
+        with pytest.raises(ArgumentError, match="captured"), device.capture(stream):
+            bench.gemm.run(bench.arrivals, bench.arrivals.partial_rows, stream)
+
+
+@pytest.mark.parametrize("strategy", ["pairs", "slices"])
+def test_library_steps_in_a_graph(device: EmulatedDevice, strategy: str) -> None:
+    case = GemmCase()
+    rng = np.random.default_rng(3)
+    weights = case.weights(rng)
+    make = partial(LibraryGroupedGemm, strategy=strategy, cublas=RecordingCublas())
+    with gemm_bench(device, case, make, weights) as bench:
+        stream = device.create_stream()
+        with device.capture(stream) as graph:
+            bench.gemm.run(bench.arrivals, bench.arrivals.partial_rows, stream)
+        for index in range(3):
+            step = make_step(case, rng, checks.counts_of(case, index))
+            bench.fill(step, stream)
+            graph.launch(stream)
+            stream.synchronize()
+            got = bench.arrivals.partial_rows.numpy().reshape(-1, case.hidden)
+            check_partial_rows(got, step, (case, weights), f"replay {index}", rounds=True)
+        graph.close()

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 
+from nvep.moe.grouped_gemm import BACKENDS
+from nvep.moe.grouped_gemm.cublas import missing
+from nvep.moe.grouped_gemm.library import STRATEGIES, LibraryGroupedGemm
 from nvep.runtime.cuda import CudaDevice
 from nvep.testing import moe_gemm_checks as checks
 from nvep.testing.moe_gemms import GemmCase
@@ -34,14 +38,25 @@ def device() -> Iterator[CudaDevice]:
 
 @pytest.mark.parametrize("case", [*checks.CASES.values(), *LARGER.values()], ids=[*checks.CASES, *LARGER])
 def test_within_bounds(device: CudaDevice, case: GemmCase) -> None:
-    checks.check_case(device, case, "gather")
+    checks.check_case(device, case, BACKENDS["gather"])
 
 
 @pytest.mark.parametrize("case", ["segments", "fp8", "token-tiles"])
 def test_rows_do_not_depend_on_one_another(device: CudaDevice, case: str) -> None:
-    checks.check_rows_alone(device, checks.CASES[case], "gather")
+    checks.check_rows_alone(device, checks.CASES[case], BACKENDS["gather"])
 
 
 @pytest.mark.parametrize("case", LARGER.values(), ids=LARGER)
 def test_larger_rows_do_not_depend_on_one_another(device: CudaDevice, case: GemmCase) -> None:
-    checks.check_rows_alone(device, case, "gather")
+    checks.check_rows_alone(device, case, BACKENDS["gather"])
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("case", ["small", "segments", "many-experts", "clamped", "deepseek-like"])
+def test_library_within_bounds(device: CudaDevice, case: str, strategy: str) -> None:
+    device.make_current()
+    why = missing()
+    if why is not None:
+        pytest.skip(why)
+    make = partial(LibraryGroupedGemm, strategy=strategy)
+    checks.check_case(device, {**checks.CASES, **LARGER}[case], make, rounds=True)

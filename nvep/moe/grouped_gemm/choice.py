@@ -6,10 +6,13 @@ from typing import NamedTuple
 
 from nvep.moe.grouped_gemm.base import GroupedGemm
 from nvep.moe.grouped_gemm.gather import GatherGroupedGemm
+from nvep.moe.grouped_gemm.library import LibraryGroupedGemm, PackedGroupedGemm
 from nvep.moe.grouped_gemm.reference import ReferenceGroupedGemm
 from nvep.runtime.device import Device
 
-BACKENDS: dict[str, type[GroupedGemm]] = {made.name: made for made in (GatherGroupedGemm, ReferenceGroupedGemm)}
+BACKENDS: dict[str, type[GroupedGemm]] = {
+    made.name: made for made in (GatherGroupedGemm, LibraryGroupedGemm, PackedGroupedGemm, ReferenceGroupedGemm)
+}
 AUTO = "auto"
 
 

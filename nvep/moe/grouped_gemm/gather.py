@@ -70,9 +70,8 @@ def _row_type(shape: ExpertShape) -> tuple[str, str]:
     return made.header, f"RowsDecoded<{made.cpp_type}, {row}, {scales}>"
 
 
-def gather_kernels(shape: ExpertShape) -> dict[str, KernelSource]:
-    """Sources of the three kernels of a step, in order."""
-    header, rows = _row_type(shape)
+def size_prelude(shape: ExpertShape) -> str:
+    """Sizes, for every kernel of expert compute."""
     sizes = {
         "kRanks": shape.ranks,
         "kMaxTokens": shape.max_tokens,
@@ -84,29 +83,48 @@ def gather_kernels(shape: ExpertShape) -> dict[str, KernelSource]:
         "kIntermediate": shape.intermediate,
     }
     constants = "\n".join(f"constexpr u32 {name} = {value};" for name, value in sizes.items())
-    plan = f"""#include "primitives/types.cuh"
+    return f"""#include "primitives/types.cuh"
 namespace nvep {{
 namespace moe {{
 {constants}
 }}  // namespace moe
 }}  // namespace nvep
 """
-    gather = f"""{plan}#include "{header}"
-#include "moe/activation.cuh"
+
+
+def expert_prelude(shape: ExpertShape) -> str:
+    """What an expert computes beside its matrices."""
+    return f"""#include "moe/activation.cuh"
 #include "moe/partial_store.cuh"
-#include "moe/rows.cuh"
-#include "moe/weight_formats.cuh"
 namespace nvep {{
 namespace moe {{
 constexpr bool kBiases = {str(shape.biases).lower()};
-using Weights = {_WEIGHTS[shape.weight_format][0]};
-using Rows = {rows};
 using Activation = {_ACTIVATIONS[shape.activation]};
 using Partial = {_STORES[shape.partial_format]};
 }}  // namespace moe
 }}  // namespace nvep
 """
-    sources = {"moe_plan": KernelSource("moe_plan", PLAN_ARGUMENTS, plan)}
+
+
+def plan_bytes(shape: ExpertShape) -> int:
+    """Of a `StepPlan`."""
+    return 4 * (shape.local_experts * (1 + shape.rows) + shape.rows * (shape.top_k + 1))
+
+
+def gather_kernels(shape: ExpertShape) -> dict[str, KernelSource]:
+    """Sources of the three kernels of a step, in order."""
+    header, rows = _row_type(shape)
+    gather = f"""{size_prelude(shape)}{expert_prelude(shape)}#include "{header}"
+#include "moe/rows.cuh"
+#include "moe/weight_formats.cuh"
+namespace nvep {{
+namespace moe {{
+using Weights = {_WEIGHTS[shape.weight_format][0]};
+using Rows = {rows};
+}}  // namespace moe
+}}  // namespace nvep
+"""
+    sources = {"moe_plan": KernelSource("moe_plan", PLAN_ARGUMENTS, size_prelude(shape))}
     return sources | {name: KernelSource(name, GATHER_ARGUMENTS, gather) for name in KERNELS[1:]}
 
 
@@ -123,9 +141,8 @@ def lane_memory(shape: ExpertShape, blocks: int) -> dict[str, int]:
     token_tiles = shape.local_experts + pairs // tokens
     output_tiles = max(-(-shape.intermediate // _GATE_UP_OUTPUTS), -(-shape.hidden // _DOWN_OUTPUTS))
     joined = shape.top_k > 1 and shape.local_experts > 1
-    plan = shape.local_experts * (1 + shape.rows) + shape.rows * (shape.top_k + 1)
     sizes = {
-        "plan": 4 * plan,
+        "plan": plan_bytes(shape),
         "intermediate": 2 * pairs * shape.intermediate,
         "products": 4 * pairs * shape.hidden if joined else 0,
         "slots": blocks * _SEGMENTS * _TILE_ROWS * tokens * 4,
