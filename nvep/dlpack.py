@@ -15,7 +15,7 @@ import ctypes
 import struct
 import sys
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -114,6 +114,9 @@ class Imported(NamedTuple):
     device_id: int
     readonly: bool
     keepalive: object
+
+
+_imported: Callable[[tuple[Any, ...]], Imported] = partial(tuple.__new__, Imported)  # sooner than by its constructor
 
 
 class _Taken:
@@ -303,7 +306,8 @@ def take_capsule(capsule: Any) -> Imported:
         _deleters[deleter] = _DELETER(deleter)
     _set_name(capsule, used)
     keepalive = _Taken(pointer, _deleters[deleter] if deleter else None)
-    return Imported(data + offset, shape, strides, dtype, device_type, device_id, bool(flags & READ_ONLY), keepalive)
+    readonly = bool(flags & READ_ONLY)
+    return _imported((data + offset, shape, strides, dtype, device_type, device_id, readonly, keepalive))
 
 
 def _plain_pointer(capsule: Any) -> int:

@@ -100,20 +100,22 @@ class Exchange(ExchangeState):
 
     def dispatch_recv(self, *, lane: int = 0, stream: Any = None) -> Arrivals:
         """Second half of `dispatch`: wait for every peer. Returns and raises as `dispatch`."""
-        state, queue = self._open("dispatch_recv", lane, stream)
+        state = self._lane(lane)
+        queue = self._open("dispatch_recv", state, stream)
         self._launch("dispatch_recv", state, self._dispatch_arguments[lane], queue)
         return self._arrived(state)
 
     def _send(self, phase: str, tokens: Any, ids: Any, weights: Any, count: Any, lane: int, stream: Any) -> Lane:
-        state, queue = self._open(phase, lane, stream)
+        state = self._lane(lane)
+        queue = self._open(phase, state, stream)
         arguments = self._dispatch_arguments[lane]
-        step = self._inputs.step(lane, (tokens, ids, weights, count), queue, arguments)
+        num_tokens, read, copied = self._inputs.step(lane, (tokens, ids, weights, count), queue, arguments)
         state.protocol = self._protocol
-        if step.copied:
+        if copied:
             state.interrupt()
         self._launch(phase, state, arguments, queue)
-        state.tokens = step.num_tokens
-        state.keep(step.read)
+        state.tokens = num_tokens
+        state.keep(read)
         return state
 
     # --- combine ----------------------------------------------------------------------------------------------------
@@ -243,23 +245,25 @@ class Exchange(ExchangeState):
 
     def _lane(self, lane: int) -> Lane:
         if isinstance(lane, bool) or not isinstance(lane, int) or not 0 <= lane < len(self._lanes):
+            self._require_open()
             raise ArgumentError("lane", lane, f"0 to {len(self._lanes) - 1}")
         return self._lanes[lane]
 
-    def _open(self, phase: str, lane: int, stream: Any) -> tuple[Lane, Stream]:
-        """The lane, if ``phase`` comes next, and the stream to run it on, ordered behind the phase before."""
+    def _open(self, phase: str, state: Lane, stream: Any) -> Stream:
+        """The stream to run ``phase`` on, if that comes next on the lane, ordered behind the phase before."""
         self.check()
-        state = self._lane(lane)
         queue = self.device.as_stream(stream)
         state.open(phase, queue)
-        self._owners[lane].stream = queue
-        return state, queue
+        self._owners[state.index].stream = queue
+        return queue
 
     def _reopen(self, phase: str, arrivals: Arrivals, stream: Any) -> tuple[Lane, Stream]:
-        self._require_open()
+        if self._closed:
+            self._require_open()
         if not isinstance(arrivals, Arrivals) or id(arrivals.counts) not in self._own_counts:
             raise ArgumentError("arrivals", type(arrivals).__name__, "what dispatch of this exchange returned")
-        step = self._lanes[arrivals.lane].step
-        if arrivals.step != step:
-            raise StepOrderError(f"{phase}: arrivals of step {arrivals.step}, lane {arrivals.lane} is at step {step}")
-        return self._open(phase, arrivals.lane, stream)
+        state = self._lanes[arrivals.lane]
+        if arrivals.step != state.step:
+            at = f"lane {state.index} is at step {state.step}"
+            raise StepOrderError(f"{phase}: arrivals of step {arrivals.step}, {at}")
+        return state, self._open(phase, state, stream)

@@ -3,34 +3,32 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from struct import Struct
+from typing import Any
 
 import numpy as np
 
 from nvep.config import ExchangeConfig, partial_dtype
 from nvep.errors import ArgumentError, ShapeError
+from nvep.exchange.arguments import dispatch_arguments
 from nvep.inputs import InputReader, InputSpec, InputView
 from nvep.runtime.device import Device, Memory, Stream
 
 _INT32, _INT64, _UINT32, _FLOAT32 = (np.dtype(t) for t in (np.int32, np.int64, np.uint32, np.float32))
 
 
-class StepInputs(NamedTuple):
-    """A checked step.
+# The arguments of D.send that a step sets, which end its struct in this order: they are written at one go.
+_STEP_FIELDS = ("expert_ids", "expert_weights", "num_tokens_device", "num_tokens", "ids_are_64_bit", "payloads")
 
-    Attributes
-    ----------
-    num_tokens : int or None
-        None where only the device knows.
-    read : list of InputView
-        What kernels read in place.
-    copied : bool
-        Something was copied on the stream.
-    """
 
-    num_tokens: int | None
-    read: list[InputView]
-    copied: bool
+def _step_writer(num_ranks: int, payloads: int) -> tuple[Callable[..., None], int]:
+    """What packs `_STEP_FIELDS` with so many payloads, and at which offset."""
+    struct = dispatch_arguments(num_ranks)
+    fields = struct.fields[-len(_STEP_FIELDS) :]
+    assert tuple(field.name for field in fields) == _STEP_FIELDS
+    codes = ["I" if field.kind == "u32" else "Q" for field in fields[:-1]]
+    return Struct("".join(codes) + f"{payloads}Q").pack_into, getattr(struct.ctype, _STEP_FIELDS[0]).offset
 
 
 class InputChecker:
@@ -63,6 +61,7 @@ class InputChecker:
         self._arrays = [InputReader(InputSpec.rows(n, nbytes, config.max_tokens), device) for n, nbytes in payloads]
         self._arrays += [reader("expert_ids", (_INT32, _INT64), per_token)]
         self._arrays += [reader("expert_weights", (_FLOAT32,), per_token)]
+        self._write, self._offset = _step_writer(num_ranks, len(names))
         self._read = [array.__call__ for array in self._arrays]
         self._count = reader("num_tokens", (_INT32, _UINT32), (1,))
         self._partial = reader("partial_rows", (dtype,), (num_ranks, config.max_tokens, elements), alignment=16)
@@ -76,9 +75,16 @@ class InputChecker:
 
     def step(
         self, lane: int, arrays: tuple[Any, Any, Any, Any], stream: Stream, arguments: ctypes.Structure
-    ) -> StepInputs:
+    ) -> tuple[int | None, list[InputView], bool]:
         """Check ``(tokens, expert_ids, expert_weights, num_tokens)``, make each addressable in stream order, and say in
-        ``arguments`` where it is."""
+        ``arguments`` (`dispatch_arguments`) where it is.
+
+        Returns
+        -------
+        tuple
+            The number of tokens, None where only the device knows it; what kernels read in place; whether something was
+            copied on the stream.
+        """
         tokens, ids, weights, count = arrays
         payloads = tokens if isinstance(tokens, (tuple, list)) else (tokens,)
         if len(payloads) != len(self._arrays) - 2:
@@ -102,13 +108,12 @@ class InputChecker:
         if id_view.settled:
             self._check_ids(id_view.to_numpy()[:num_tokens])
         addresses = self._addresses(lane, views, stream) if copied else [view.address for view in views]
-        arguments.num_tokens_device = addresses.pop() if num_tokens is None else 0
-        arguments.num_tokens = rows if num_tokens is None else num_tokens
-        arguments.ids_are_64_bit = id_view.dtype.itemsize == 8
-        arguments.expert_weights = addresses.pop()
-        arguments.expert_ids = addresses.pop()
-        arguments.payloads[: len(addresses)] = addresses
-        return StepInputs(num_tokens, views, copied)
+        device_count = addresses.pop() if num_tokens is None else 0
+        weight_address, id_address = addresses.pop(), addresses.pop()
+        known = rows if num_tokens is None else num_tokens
+        wide = id_view.dtype.itemsize == 8
+        self._write(arguments, self._offset, id_address, weight_address, device_count, known, wide, *addresses)
+        return num_tokens, views, copied
 
     def _uneven(self, views: list[InputView]) -> ShapeError:
         rows = views[0].shape[0]

@@ -108,7 +108,7 @@ class CudaStream(Stream):
         if self.handle <= _LAST_DEFAULT:  # which of the contexts' default streams is meant
             self._bind()
         status, capturing = driver.cuStreamIsCapturing(self.cuda)
-        if status == 0 and capturing == _NOT_CAPTURING:
+        if not (status or capturing):  # success and none are 0; to compare enumerations takes longer than the call
             return 0
         check("cuStreamIsCapturing", (status,))
         return int(check("cuStreamGetCaptureInfo", driver.cuStreamGetCaptureInfo(self.cuda))[1])
