@@ -13,6 +13,7 @@ import pytest
 from nvep.config import ExchangeConfig
 from nvep.errors import StepOrderError
 from nvep.exchange import Arrivals, Exchange
+from nvep.exchange.lane import _LONGEST
 from nvep.group import RankGroup, run_local
 from nvep.runtime.device import LaunchShape
 from nvep.runtime.emulated import EmulatedDevice
@@ -135,6 +136,59 @@ def test_eager_steps_let_go_of_their_inputs() -> None:
         return [seen() is not None for seen in alive]
 
     assert _alone(main) == [False, False, True]
+
+
+def _steps(exchange: Exchange, count: int, *inputs: np.ndarray, lane: int = 0) -> None:
+    """Steps that end before the next, with these inputs, or with others each time."""
+    for _ in range(count):
+        exchange.release(exchange.dispatch(*(inputs or _inputs()), lane=lane))
+        exchange.drain()
+
+
+def test_what_is_read_again_is_let_go_once_others_dropped_it() -> None:
+    def main(exchange: Exchange) -> None:
+        inputs = _inputs()
+        seen = weakref.ref(inputs[0])
+        _steps(exchange, 5, *inputs)
+        _steps(exchange, 3)
+        del inputs
+        gc.collect()
+        assert seen() is not None  # nothing has been asked since
+        _steps(exchange, 2)
+        gc.collect()
+        assert seen() is None
+
+    _alone(main)
+
+
+def test_what_no_step_reads_any_more_is_let_go_though_nothing_new_comes() -> None:
+    def main(exchange: Exchange) -> None:
+        inputs, others = _inputs(), _inputs()
+        seen = weakref.ref(inputs[0])
+        for arrays in (inputs, others, inputs, others):
+            _steps(exchange, 1, *arrays)
+        del inputs, arrays
+        _steps(exchange, 2 * _LONGEST, *others)
+        gc.collect()
+        assert seen() is None
+
+    _alone(main)
+
+
+def test_lanes_do_not_keep_for_each_other() -> None:
+    def main(exchange: Exchange) -> None:
+        inputs = _inputs()
+        seen = weakref.ref(inputs[0])
+        for _ in range(2):
+            for lane in range(2):
+                _steps(exchange, 1, *inputs, lane=lane)
+        del inputs
+        for lane in range(2):
+            _steps(exchange, _LONGEST + 2, lane=lane)
+        gc.collect()
+        assert seen() is None
+
+    _alone(main, ExchangeConfig(**{**vars(CONFIG), "lanes": 2}))
 
 
 def test_only_phases_directly_behind_one_another_are_dependent(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,10 +7,14 @@ import time
 import numpy as np
 import pytest
 
-from nvep.errors import DeviceError
+from nvep.errors import ArgumentError, DeviceError
+from nvep.runtime.arguments import ArgumentStruct, Field
 from nvep.runtime.cuda import CudaDevice
+from nvep.runtime.cuda_memory import CudaMemory
+from nvep.runtime.device import LaunchShape
+from nvep.runtime.emulated_stream import EmulatedStream
 from nvep.runtime.frees import Frees
-from tests.gpu.cuda_kit import Gate
+from tests.gpu.cuda_kit import Gate, load, read
 
 
 def test_a_mark_tells_when_and_becomes_another(device: CudaDevice, gate: Gate) -> None:
@@ -38,6 +42,39 @@ def test_a_wait_is_for_what_was_marked_then(device: CudaDevice, gate: Gate) -> N
     held.mark(event)  # the same event, of a stream that is held
     third.synchronize()
     assert not gate.passed
+
+
+def test_a_prepared_launch_takes_what_its_arguments_hold_then(device: CudaDevice, block: CudaMemory) -> None:
+    kernel, stream, other = load(device, "append"), device.create_stream(), device.create_stream()
+    arguments = kernel.source.arguments.new(value=block.address)
+    launches = [device.prepare(kernel, LaunchShape(1, 32, dependent=dep), arguments) for dep in (False, True)]
+    expected = 0
+    for tag in range(1, 9):
+        arguments.tag = tag
+        queue = stream if tag % 4 else other
+        other.wait(stream.mark())
+        launches[tag % 2](queue)
+        stream.wait(other.mark())
+        expected = expected * 31 + tag
+    assert read(device, block.address, np.uint64, 1, stream)[0] == expected
+    with device.capture(stream) as graph:
+        launches[0](stream)
+    device.fill(block.address, 0, 8, stream)
+    graph.launch(stream)
+    assert read(device, block.address, np.uint64, 1, stream)[0] == 8
+    graph.close()
+
+
+def test_a_prepared_launch_is_refused_like_any_other(device: CudaDevice) -> None:
+    kernel = load(device, "append")
+    with pytest.raises(ArgumentError, match="a AppendArguments"):
+        device.prepare(kernel, LaunchShape(1, 32), ArgumentStruct("OtherArguments", [Field("x", "u32")]).new())
+    launch = device.prepare(kernel, LaunchShape(3, 2048), kernel.source.arguments.new())
+    for _ in range(2):
+        with pytest.raises(DeviceError, match=r"cuLaunchKernelEx of append, 3 blocks of 2048 threads failed: CUDA_ERR"):
+            launch(device.default_stream)
+    with pytest.raises(ArgumentError, match="stream"):
+        launch(EmulatedStream())
 
 
 def test_streams_that_nobody_uses_are_given_back(device: CudaDevice, gate: Gate) -> None:

@@ -16,7 +16,7 @@ from nvep.errors import ArgumentError, DTypeError, ExchangeClosed, ShapeError
 from nvep.inputs import InputReader, InputSpec, as_input
 from nvep.runtime.emulated import EmulatedDevice
 
-_FLOAT = (np.dtype(np.float32),)
+_FLOAT, _INT = (np.dtype(np.float32),), (np.dtype(np.int32),)
 SPEC = InputSpec("x", _FLOAT, (("tokens", 8), 4), alignment=16)
 ROWS = InputSpec.rows("rows", 32, 8)
 
@@ -104,6 +104,23 @@ def test_an_array_whose_owner_expired() -> None:
     array.owner.expire()
     with pytest.raises(ExchangeClosed, match=r"^x: "):
         read(array, device.default_stream)
+    device.close()
+
+
+def test_what_one_reader_accepted_another_checks() -> None:
+    device = EmulatedDevice()
+    array = _own(device, _aligned((3, 4)))
+    read, stream = InputReader(SPEC, device), device.default_stream
+    rows, ids = InputReader(InputSpec.rows("rows", 16, 8), device), InputReader(InputSpec("ids", _INT, (3, 4)), device)
+    elsewhere = EmulatedDevice()
+    there = InputReader(SPEC, elsewhere)
+    for _ in range(3):
+        assert read(array, stream).dtype == np.float32
+        assert rows(array, stream).shape == (3, 16)
+        with pytest.raises(DTypeError, match="ids"):
+            ids(array, stream)
+        assert there(array, elsewhere.default_stream).address == array.address
+    elsewhere.close()
     device.close()
 
 
