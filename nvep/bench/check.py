@@ -42,7 +42,7 @@ def check_step(exchange: Exchange, case: Case, *, inputs: Inputs, stream: Stream
     exchange.device.copy_in(arrivals.partial_rows.address, rows, exchange.work(arrivals, stream=stream))
     output = np.array(exchange.combine(arrivals.partial_rows, arrivals, stream=stream).numpy())
     exchange.synchronize(stream)
-    wrong = _wrong_arrivals(exchange, case, found, placed=placed, compact=arrivals.protocol == "fence")
+    wrong = _wrong_arrivals(exchange, case, found, placed=placed, compact=arrivals.protocol != "sentinel")
     wrong = wrong or _wrong_sums(exchange, output, placed[group.rank])
     everyone = [text for text in group.allgather(wrong) if text]
     if everyone:
@@ -50,12 +50,12 @@ def check_step(exchange: Exchange, case: Case, *, inputs: Inputs, stream: Stream
 
 
 def _tokens(taken: npt.NDArray[np.int32], target: int) -> npt.NDArray[np.intp]:
-    """Tokens that go to ``target``, in the order of Fence's slots."""
+    """Tokens that go to ``target``, in the order of compact slots."""
     return np.flatnonzero(taken[:, target] >= 0)
 
 
 def _positions(sent: npt.NDArray[np.intp], arrivals: Arrivals) -> npt.NDArray[np.intp]:
-    return np.arange(len(sent)) if arrivals.protocol == "fence" else sent
+    return np.arange(len(sent)) if arrivals.protocol != "sentinel" else sent
 
 
 def _partial(config: ExchangeConfig, source: int, target: int) -> np.ndarray:
