@@ -57,22 +57,26 @@ __device__ inline void set_packed(const LibraryArguments& a, u32 entries) {
   }
 }
 
+// Sizes are known beforehand.
+__device__ inline void set_all(const LibraryArguments& a, u32 entries) {
+  for (u32 i = threadIdx.x; i < moe::Place::kEntries; i += blockDim.x) {
+    if (moe::Place::kOfPairs) {
+      // A pair of another rank's expert is multiplied too, with the first local expert, and never looked at.
+      const i32 expert = expert_of(a, i);
+      const u64 row = a.rows + static_cast<u64>(i / moe::kTopK) * moe::kHidden * 2;
+      set_entry(a, entries, {expert < 0 ? 0u : static_cast<u32>(expert), i, i, row});
+    } else {
+      set_entry(a, entries, {i, i, static_cast<u64>(i) * moe::kRows, a.rows});
+    }
+  }
+}
+
 }  // namespace
 
 extern "C" __global__ void moe_pointers(const __grid_constant__ LibraryArguments arguments) {
-  const u32 entries = arguments.entries;
-  if (moe::Place::kCopies) {
-    if (threadIdx.x < 32) set_packed(arguments, entries);
-    return;
-  }
-  for (u32 i = threadIdx.x; i < moe::Place::kEntries; i += blockDim.x) {
-    if (moe::Place::kEntries == moe::kRows * moe::kTopK) {
-      // A pair of another rank's expert is multiplied too, with the first local expert, and never looked at.
-      const i32 expert = expert_of(arguments, i);
-      const u64 row = arguments.rows + static_cast<u64>(i / moe::kTopK) * moe::kHidden * 2;
-      set_entry(arguments, entries, {expert < 0 ? 0u : static_cast<u32>(expert), i, i, row});
-    } else {
-      set_entry(arguments, entries, {i, i, static_cast<u64>(i) * moe::kRows, arguments.rows});
-    }
+  if (!moe::Place::kCopies) {
+    set_all(arguments, arguments.entries);
+  } else if (threadIdx.x < 32) {
+    set_packed(arguments, arguments.entries);
   }
 }

@@ -7,19 +7,19 @@ namespace nvep {
 
 struct PlacePairs {  // one product for each (row, k), also for those of other ranks
   static constexpr u32 kEntries = moe::kRows * moe::kTopK;
-  static constexpr bool kCopies = false;
+  static constexpr bool kOfPairs = true, kCopies = false;
   __device__ static u64 of(const LibraryArguments&, u32 pair, u32) { return pair; }
 };
 struct PlaceSlices {  // one product for each expert, over the whole receive buffer
   static constexpr u32 kEntries = moe::kLocalExperts;
-  static constexpr bool kCopies = false;
+  static constexpr bool kOfPairs = false, kCopies = false;
   __device__ static u64 of(const LibraryArguments&, u32 pair, u32 expert) {
     return static_cast<u64>(expert) * moe::kRows + pair / moe::kTopK;
   }
 };
 struct PlacePacked {  // one product for each expert, over copies of its rows
   static constexpr u32 kEntries = moe::kLocalExperts;
-  static constexpr bool kCopies = true;
+  static constexpr bool kOfPairs = false, kCopies = true;
   __device__ static u64 of(const LibraryArguments& a, u32 pair, u32 expert) {
     return load_weak(reinterpret_cast<const u32*>(a.firsts) + expert) + load_weak(step_plan(a.plan).positions + pair);
   }

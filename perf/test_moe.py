@@ -1,0 +1,25 @@
+"""Expert compute of one rank's share: right speed cannot be asserted, but that a figure and its floor come out can."""
+
+from __future__ import annotations
+
+import pytest
+from moe_gemms import open_device
+
+from nvep.bench.moe import MoECase, copy_bandwidth, share, time_experts
+
+SMALL = MoECase(2, ranks=2, experts=8, top_k=2, hidden=64, intermediate=48)
+
+
+@pytest.mark.parametrize("formats", ["bf16", "fp8_block"])
+@pytest.mark.parametrize("tokens", [1, 8])
+def test_timing(formats: str, tokens: int) -> None:
+    device = open_device()
+    case = MoECase(tokens, formats, "gather", 2, 8, 2, SMALL.hidden, SMALL.intermediate)
+    if not device.emulated:
+        case = MoECase(tokens, formats)
+    with share(device, case) as experts:
+        timing = time_experts(device, case, experts, bandwidth=copy_bandwidth(device))
+    device.close()
+    assert timing.us > timing.floor_us > 0
+    assert 0 < timing.active <= case.local_experts
+    assert timing.pairs >= timing.rows >= timing.active / case.top_k
