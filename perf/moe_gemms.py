@@ -9,12 +9,10 @@ from __future__ import annotations
 import argparse
 from dataclasses import replace
 
-from nvep.bench.moe import MoECase, copy_bandwidth, share, time_experts
-from nvep.config import Settings
+from nvep.bench.moe import MoECase, copy_bandwidth, open_device, share, time_experts
 from nvep.errors import NvepError
 from nvep.moe.grouped_gemm import BACKENDS
 from nvep.moe.weights import LocalExperts
-from nvep.runtime import choose_device_kind
 from nvep.runtime.device import Device
 
 SHARES = {  # ranks, experts, top_k, hidden, intermediate
@@ -27,17 +25,6 @@ SHARES = {  # ranks, experts, top_k, hidden, intermediate
     "mixtral": (2, 8, 2, 4096, 14336),
     "tiny": (2, 8, 2, 64, 48),
 }
-
-
-def open_device() -> Device:
-    """The first GPU, or the emulated device."""
-    if choose_device_kind(Settings.from_environment().device) == "cuda":
-        from nvep.runtime.cuda import CudaDevice
-
-        return CudaDevice(0)
-    from nvep.runtime.emulated import EmulatedDevice
-
-    return EmulatedDevice()
 
 
 def show(device: Device, case: MoECase, experts: LocalExperts, bandwidth: float) -> None:

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import pytest
-from moe_gemms import open_device
 
-from nvep.bench.moe import MoECase, copy_bandwidth, share, time_experts
-
-SMALL = MoECase(2, ranks=2, experts=8, top_k=2, hidden=64, intermediate=48)
+from nvep.bench.moe import MoECase, copy_bandwidth, open_device, share, time_experts
 
 
 @pytest.mark.parametrize("formats", ["bf16", "fp8_block"])
 @pytest.mark.parametrize("tokens", [1, 8])
 def test_timing(formats: str, tokens: int) -> None:
     device = open_device()
-    case = MoECase(tokens, formats, "gather", 2, 8, 2, SMALL.hidden, SMALL.intermediate)
+    case = MoECase(tokens, formats, "gather", 2, 8, 2, hidden=64, intermediate=48)
     if not device.emulated:
         case = MoECase(tokens, formats)
     with share(device, case) as experts:

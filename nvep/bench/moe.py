@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nvep.arrays import ArrayOwner, DeviceArray
-from nvep.config import partial_dtype
+from nvep.config import Settings, partial_dtype
 from nvep.exchange import Arrivals
 from nvep.formats import payload_format
 from nvep.moe import MoEWeights
@@ -22,6 +22,7 @@ from nvep.moe.grouped_gemm.base import local_index
 from nvep.moe.naming import ExpertParts
 from nvep.moe.stored import LazyExperts
 from nvep.moe.weights import LocalExperts
+from nvep.runtime import choose_device_kind
 from nvep.runtime.device import Device, Memory, Stream
 
 _WEIGHT_TYPES: dict[str, np.dtype[Any]] = {
@@ -108,6 +109,17 @@ class MoETiming:
     pairs: int
     active: int
     captured: bool
+
+
+def open_device() -> Device:
+    """The first GPU, or the emulated device."""
+    if choose_device_kind(Settings.from_environment().device) == "cuda":
+        from nvep.runtime.cuda import CudaDevice
+
+        return CudaDevice(0)
+    from nvep.runtime.emulated import EmulatedDevice
+
+    return EmulatedDevice()
 
 
 class _Repeated(LazyExperts):
