@@ -169,9 +169,10 @@ class ExchangeState:
             raise self._failure
 
     def wake(self) -> None:
-        """Before a graph is replayed that holds phases: make sure that a network adapter executes what they post.
+        """Before a graph is replayed that holds phases: have the network adapter ready for what they post.
 
-        Phases that are called do this themselves. Without a network adapter there is nothing to do.
+        Phases that are called do this themselves; otherwise an adapter that has left is back after a moment. Without a
+        network adapter there is nothing to do.
         """
         self._require_open()
         if self.network is not None:

@@ -15,6 +15,8 @@ from nvep.runtime.device import Device, HostMemory, Memory
 
 _ALIGNMENT = 256
 _WORDS = ENTRY_BYTES // 8
+_STATE_BYTES = ctypes.sizeof(RING_STATE.ctype)
+_STATE_STRIDE = 128  # a cache line each
 
 
 @dataclass(frozen=True)
@@ -50,18 +52,18 @@ class RingParts:
     counters: RingPart | None = None
 
 
-def _plan_ring(plan: _Plan, spec: RingSpec, placement: str) -> RingParts:
+def _plan_ring(plan: _Plan, spec: RingSpec, placement: str, state: RingPart) -> RingParts:
     """Default: what the GPU rings or posts to is the host's; what it builds at leisure, or polls, is its own.
 
     What Free Flow's host thread touches is the host's in every placement.
     """
     all_host, all_device = placement == "host", placement == "device"
-    entries, state = spec.depth * ENTRY_BYTES, ctypes.sizeof(RING_STATE.ctype)
+    entries = spec.depth * ENTRY_BYTES
     if spec.kind == "send_queue":
         bells = not all_device or spec.ready
         return RingParts(
             entries=plan.place(entries, on_host=all_host),
-            state=plan.place(state, on_host=False),
+            state=state,
             completions=plan.place(entries, on_host=all_host),
             doorbell=plan.place(8, on_host=bells),
             record=plan.place(8, on_host=bells),
@@ -69,7 +71,7 @@ def _plan_ring(plan: _Plan, spec: RingSpec, placement: str) -> RingParts:
         )
     return RingParts(
         entries=plan.place(entries, on_host=not all_device),
-        state=plan.place(state, on_host=False),
+        state=state,
         consumer=plan.place(8, on_host=all_host),
         counters=plan.place(max(8, 8 * spec.counters), on_host=all_host),
     )
@@ -94,7 +96,9 @@ class RingMemory:
         self.rank = rank
         self._device = device
         plan = _Plan()
-        self.parts = [_plan_ring(plan, spec, placement) for spec in specs]
+        self._states = plan.place(len(specs) * _STATE_STRIDE, on_host=False)  # together: read in one copy
+        states = [RingPart(False, self._states.offset + i * _STATE_STRIDE, _STATE_BYTES) for i in range(len(specs))]
+        self.parts = [_plan_ring(plan, spec, placement, state) for spec, state in zip(specs, states)]
         self._alarm = plan.place(8, on_host=True)
         self._table = plan.place(len(specs) * ctypes.sizeof(RING.ctype), on_host=False)
         self._host: HostMemory = device.allocate_host(plan.sizes[True])
@@ -188,7 +192,8 @@ class RingMemory:
 
     def states(self) -> list[ctypes.Structure]:
         """``RingState`` of every ring."""
-        return [RING_STATE.ctype.from_buffer_copy(self.read(parts.state).tobytes()) for parts in self.parts]
+        raw = self.read(self._states).tobytes()
+        return [RING_STATE.ctype.from_buffer_copy(raw, i * _STATE_STRIDE) for i in range(len(self.specs))]
 
     def dump(self, engine: str) -> list[RingDump]:
         """Every ring, as it is now."""

@@ -89,7 +89,8 @@ class SchemeConformance:
         assert not isinstance(results[0].error, NicError)
         assert not isinstance(results[2].error, NicError)
 
-    def test_the_engine_leaves_when_idle_and_comes_back(self, scheme: str) -> None:
+    @pytest.mark.parametrize("called", [True, False], ids=["called", "needed"])
+    def test_the_engine_leaves_when_idle_and_comes_back(self, scheme: str, called: bool) -> None:
         def doze(nic: SoftNic) -> None:
             nic.wake()
             end = time.monotonic() + 20
@@ -98,7 +99,8 @@ class SchemeConformance:
             nic.group.barrier()
             assert not nic.running
             nic.group.barrier()
-            nic.wake()
+            if called:
+                nic.wake()
 
         case = StreamCase(scheme, ranks=2, model=SoftNicModel(idle_s=0.05))
         assert_streams(case, device=self.device, start=doze)

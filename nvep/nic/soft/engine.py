@@ -6,7 +6,7 @@ import ctypes
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -29,6 +29,7 @@ from nvep.runtime.device import Device, Event, LaunchShape, Memory, Stream
 from nvep.runtime.source import KernelSource
 
 MAX_RINGS = 4096
+_WATCH_PERIOD_S = 0.05
 _RING_BYTES = ctypes.sizeof(ENGINE_RING.ctype)
 _EVENT_BYTES = ctypes.sizeof(PENDING.ctype)
 
@@ -36,6 +37,16 @@ _EVENT_BYTES = ctypes.sizeof(PENDING.ctype)
 def soft_nic_source() -> KernelSource:
     """The engine's kernel."""
     return KernelSource("soft_nic", SOFT_NIC_ARGUMENTS, engine_prelude())
+
+
+class RingOwner(Protocol):
+    """What an engine asks of a rank whose rings it executes."""
+
+    def dump(self) -> list[RingDump]:
+        """The rings' memory."""
+
+    def behind(self) -> bool:
+        """Is something posted that was not executed?"""
 
 
 class SoftEngine:
@@ -71,7 +82,9 @@ class SoftEngine:
         self._count = 0
         self._launch = 0
         self._ended: Event | None = None
-        self._dumps: dict[int, Callable[[], list[RingDump]]] = {}
+        self._owners: dict[int, RingOwner] = {}
+        self._closing = threading.Event()
+        self._watchdog: threading.Thread | None = None
         self._live = LiveRings(self._all_dumps) if model.live else None
         self._ready_thread: ReadyThread | None = None
 
@@ -85,10 +98,11 @@ class SoftEngine:
         """Close the engine with its last holder."""
         with self._lock:
             self._holders -= 1
-            if self._holders == 0:
-                self._close()
+            last = self._holders == 0
+        if last:
+            self._close()
 
-    def attach(self, rings: Sequence[int], port: int, dump: Callable[[], list[RingDump]]) -> list[int]:
+    def attach(self, rings: Sequence[int], port: int, owner: RingOwner) -> list[int]:
         """Execute rings from the next wake on.
 
         Parameters
@@ -97,8 +111,8 @@ class SoftEngine:
             Device addresses of ``Ring``.
         port : int
             Device address of their rank's ``Port``.
-        dump : callable
-            Their memory, for who asks.
+        owner : RingOwner
+            Who knows what is in them.
 
         Returns
         -------
@@ -112,7 +126,7 @@ class SoftEngine:
             for position, ring in zip(free, rings):
                 events = self._events[position] = self._device.allocate(self.model.pending * _EVENT_BYTES)
                 self._write(position, ENGINE_RING.new(ring=ring, port=port, pending=events.address))
-                self._dumps[position] = dump
+                self._owners[position] = owner
             self._count = max(self._count, *(position + 1 for position in free), 0)
             return free
 
@@ -122,7 +136,7 @@ class SoftEngine:
             for position in positions:
                 self._write(position, ENGINE_RING.new())
                 self._events.pop(position).free()
-                self._dumps.pop(position)
+                self._owners.pop(position)
 
     @contextmanager
     def _away(self) -> Iterator[None]:
@@ -150,7 +164,7 @@ class SoftEngine:
 
     def _all_dumps(self) -> list[RingDump]:
         with self._lock:  # a rank detaches before it frees what is read here
-            dumps = [dump for source in dict.fromkeys(self._dumps.values()) for dump in source()]
+            dumps = [dump for owner in dict.fromkeys(self._owners.values()) for dump in owner.dump()]
         return sorted(dumps, key=lambda dump: dump.number)
 
     # Free Flow
@@ -183,10 +197,25 @@ class SoftEngine:
         """Launch the kernel unless it is there and stays. Never waits for it."""
         with self._lock:
             self._control[CONTROL.ctype.wake.offset // 8] += 1
+            self._watch()
         with self._lock:  # a full barrier between that store and the load below; see nic/engine.cuh
             state = int(self._control[CONTROL.ctype.state.offset // 8])
             if not self.running or state == (self._launch << 2 | STATE_LEAVING):
                 self._start()
+
+    def _watch(self) -> None:
+        """Start what brings the kernel back if something is posted after it left: a phase that its stream held up."""
+        if self._watchdog is None:
+            self._watchdog = threading.Thread(target=self._bring_back, name="nvep-soft-nic", daemon=True)
+            self._watchdog.start()
+
+    def _bring_back(self) -> None:
+        while not self._closing.wait(_WATCH_PERIOD_S):
+            if self.running:
+                continue
+            with self._lock:  # a rank detaches before it frees what is read here
+                if not self._closing.is_set() and any(o.behind() for o in dict.fromkeys(self._owners.values())):
+                    self.wake()
 
     def _start(self) -> None:
         model = self.model
@@ -214,7 +243,7 @@ class SoftEngine:
         self._ended = self._stream.record()
 
     def pause(self) -> None:
-        """Make the kernel leave and wait until it has. What it has not executed stays in the rings until `wake`."""
+        """Make the kernel leave and wait until it has. It comes back with `wake`, or for what is in the rings."""
         with self._lock:
             stop = CONTROL.ctype.stop.offset // 8
             self._control[stop] = STOP_NOW
@@ -222,6 +251,9 @@ class SoftEngine:
             self._control[stop] = 0
 
     def _close(self) -> None:
+        self._closing.set()
+        if self._watchdog is not None:
+            self._watchdog.join()
         if self._live is not None:
             self._live.close()
         if self._ready_thread is not None:

@@ -112,7 +112,7 @@ class SoftNic(Nic):
         port = self._upload(self._port(memory, signals))
         rings = [memory.ring_address(i) for i in range(len(specs))]
         self._memory = memory
-        self._positions = self._engine.attach(rings, port.address, self.dump)
+        self._positions = self._engine.attach(rings, port.address, self)
         self._attachments.callback(self._engine.detach, self._positions)
         self._watch_ready_words(memory)
         return memory.table
@@ -177,6 +177,11 @@ class SoftNic(Nic):
             raise ExchangeClosed("the adapter is closed")
         self._engine.wake()
 
+    def behind(self) -> bool:
+        """Is something posted that the engine has not taken yet?"""
+        counts, states = self._engine.counts(self._positions), self._open_memory().states()
+        return any(int(count.next) < int(state.reserved) for count, state in zip(counts, states))
+
     def drain(self, seconds: float) -> bool:
         memory, end = self._open_memory(), time.monotonic() + seconds
         posted = [int(state.reserved) for state in memory.states()]
@@ -200,7 +205,7 @@ class SoftNic(Nic):
         return self._engine.heartbeat
 
     def pause(self) -> None:
-        """Take the engine, of all ranks that share it, off the device until somebody calls `wake`."""
+        """Take the engine, of all ranks that share it, off the device: until `wake`, or until it is needed."""
         self._engine.pause()
 
     def error(self) -> NicError | None:

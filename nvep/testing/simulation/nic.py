@@ -114,6 +114,9 @@ class SimulatedEngine(SoftEngine):
     def remove_ready_queues(self, numbers: list[int]) -> None:
         """They go with the simulation."""
 
+    def _watch(self) -> None:
+        """Nothing runs beside the simulation; the engine's time is long enough."""
+
     def _start(self) -> None:
         assert isinstance(self._device, SimulatedDevice)
         if self._device.simulation.started:  # it is not once something failed, and nothing runs any more
