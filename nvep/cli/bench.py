@@ -17,6 +17,7 @@ from nvep.bench import Case, CaseResult, Floors, default_cases, full_cases, meas
 from nvep.bench.cases import FORMATS, PROFILES, ROUTINGS, SPANS, profile
 from nvep.bench.kernels import FloorKernels
 from nvep.bench.overhead import HostOverhead, host_overhead
+from nvep.cli import bench_network
 from nvep.cli.launch import open_groups_and_run
 from nvep.cli.traces import read_trace
 from nvep.config import PROTOCOLS, Settings, mpi_launch
@@ -50,10 +51,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--layer", help="layer of the log, where it holds several")
     parser.add_argument("--host-overhead", action="store_true", help="CPU time of eager steps, instead of the cases")
     parser.add_argument("--json", metavar="OUT", help="write everything measured to a file")
+    bench_network.add_arguments(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     """Measure and print; 1 if a step was wrong or a kernel did not compile."""
+    if options.transport:
+        return bench_network.run(options)
+    for name in ("delay", "ring_memory", "domain_size", "account"):
+        if getattr(options, name):
+            raise ArgumentError(f"--{name.replace('_', '-')}", getattr(options, name), "nothing without --transport")
     bench = _Bench(options)
     for ranks in sorted({case.ranks for case in bench.cases}):
         open_groups_and_run(lambda group: bench.run_rank(group), None if mpi_launch() else ranks)
