@@ -22,6 +22,7 @@ COMMANDS = {
     "replay": ("nvep.cli.replay", "send a recorded router log through an exchange and check every row"),
     "info": ("nvep.cli.info", "show devices, links, MPI, compilers, versions, and the heap of a configuration"),
     "bench": ("nvep.cli.bench", "time dispatch and combine over many cases, beside the floors of this machine"),
+    "trace": ("nvep.cli.trace", "record when every phase of overlapped steps ran, as a Chrome or Perfetto trace"),
     "plot": ("nvep.cli.plot", "draw curves of latency and bandwidth from what nvep bench wrote"),
     "tune": ("nvep.cli.tune", "measure which protocol and how many blocks are fastest on this machine, by size"),
     "simulate": ("nvep.cli.simulate", "run exchanges under a weak memory model from seeds, or find planted bugs"),
