@@ -196,6 +196,7 @@ def select(
     return offset, tuple(n for n, _ in axes), tuple(s for _, s in axes)
 
 
+@lru_cache  # a name takes NumPy longer than all else that an export does
 def element_code(dtype: np.dtype[Any]) -> tuple[int, int] | None:
     """DLPack type code and bits of an element type; None if DLPack has none."""
     return _CODES.get(dtype.name) if dtype.isnative else None
@@ -300,8 +301,12 @@ def take_capsule(capsule: Any) -> Imported:
         tensor = _TENSOR.unpack_from(raw, _HEAD.size)
     data, device_type, device_id, ndim, code, bits, lanes, extents, steps, offset = tensor
     dtype = _dtypes.get((code, bits, lanes)) or element_dtype(code, bits, lanes)
-    shape = tuple(_integers(extents, ndim)) if ndim else ()
-    strides = tuple([s * dtype.itemsize for s in _integers(steps, ndim)]) if ndim and steps else None
+    integers = _extents(ndim)
+    shape = tuple(integers.from_address(extents)) if ndim else ()
+    strides = None
+    if ndim and steps:
+        itemsize = dtype.itemsize
+        strides = tuple([step * itemsize for step in integers.from_address(steps)])
     if deleter and deleter not in _deleters:
         _deleters[deleter] = _DELETER(deleter)
     _set_name(capsule, used)
@@ -316,11 +321,6 @@ def _plain_pointer(capsule: Any) -> int:
     except ValueError:
         name = type(capsule).__name__
         raise BufferError(f"{name} is not a DLPack capsule, or was consumed before") from None
-
-
-def _integers(address: int, count: int) -> list[int]:
-    found: list[int] = _extents(count).from_address(address)[:]
-    return found
 
 
 @lru_cache
