@@ -23,13 +23,7 @@ _ORDER = {
 }
 _NOWHERE = (0, -1)
 _LONGEST = 64  # steps that something is held without being read again, if others hold it too
-
-
-def _references(kept: tuple[object, int]) -> int:
-    return getrefcount(kept[0])
-
-
-_ALONE = _references((object(), 0))  # counted where nobody else holds it
+(_ALONE,) = [getrefcount(kept[0]) for kept in [(object(), 0)]]  # what `Lane._let_go` counts if nobody else holds it
 
 
 class Lane:
@@ -159,7 +153,12 @@ class Lane:
             event, ended = pending.popleft()
             self._spare.append(event)
         if ended:
-            self._read = {key: kept for key, kept in self._read.items() if _is_needed(kept, ended)}
+            forgotten = ended - _LONGEST
+            self._read = {
+                key: kept
+                for key, kept in self._read.items()
+                if kept[1] > ended or (kept[1] > forgotten and getrefcount(kept[0]) > _ALONE)
+            }
 
     # --- captures and recovery ----------------------------------------------------------------------------------------
 
@@ -183,8 +182,3 @@ class Lane:
         """Wait for the last phase."""
         if self._stream is not None:
             self._stream.synchronize()
-
-
-def _is_needed(kept: tuple[object, int], ended: int) -> bool:
-    """By a step after ``ended``, or by others, who may give it to a later step again."""
-    return kept[1] > ended or (kept[1] > ended - _LONGEST and _references(kept) > _ALONE)
