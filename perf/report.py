@@ -74,7 +74,49 @@ def report(data: Mapping[str, Any]) -> str:
         names = ("cpu_us", "dispatch_us", "combine_us")
         rows = [[o["case"]["tokens"], o["protocol"], *(o[name] for name in names)] for o in data["host_overhead"]]
         parts.append("### Host overhead\n\n" + table(("tokens", "protocol", *names), rows))
-    return "\n\n".join(parts)
+    return "\n\n".join([*parts, *network(data.get("network"))])
+
+
+def network(found: Mapping[str, Any] | None) -> list[str]:
+    """Sections of a sweep of send schemes; none without one."""
+    if not found:
+        return []
+    timed = [r for r in found["results"] if r["timing"] is not None]
+    parts = [f"### Send schemes over a {found['adapter']}, {', '.join(found['devices'])}"]
+    parts[0] += "\n\nMicroseconds on the slowest rank. It compares schemes; it measures no network."
+    if found["targets"]:
+        met = {None: "-", True: "yes", False: "no"}
+        rows = [[t["transport"], t["what"], t["limit"], t["found"], met[t["met"]]] for t in found["targets"]]
+        parts.append("#### Targets\n\n" + table(("transport", "target", "limit", "found", "met"), rows))
+    parts.append("#### Phases, dispatch / combine\n\n" + _phases_table(timed))
+    exposed = [r for r in timed if len(r["case"]["delays"]) > 1]
+    if exposed:
+        delays = sorted({delay for r in exposed for delay in r["case"]["delays"]})
+        rows = [[r["name"], *(_exposed(r, delay) for delay in delays)] for r in exposed]
+        head = ("case", *(f"{delay} us" for delay in delays))
+        parts.append("#### Exposed (send + receive of both) by work between send and receive\n\n" + table(head, rows))
+    accounted = [(r, p, us) for r in timed for p, us in r["timing"]["account_us"].items() if us]
+    if accounted:
+        names = list(accounted[0][2])
+        rows = [[f"{r['name']} {p}", *us.values(), r["timing"]["hold_us"][p]] for r, p, us in accounted]
+        parts.append("#### Where a send's block spends its time\n\n" + table(("case", *names, "hold"), rows))
+    without = [[r["name"], r["refused"] or r["failed"]] for r in found["results"] if r["timing"] is None]
+    return parts + (["#### Without a figure\n\n" + table(("case", "why"), without)] if without else [])
+
+
+def _phases_table(timed: Iterable[Result]) -> str:
+    names = ("hold_us", "receive_us", "in_flight_us", "landing_us")
+    rows = []
+    for result in timed:
+        timing = result["timing"]
+        pairs = [timing[name] and f"{timing[name]['dispatch']:.2f} / {timing[name]['combine']:.2f}" for name in names]
+        rows.append([result["name"], *(pair or "" for pair in pairs), timing["stalls"], timing["stalled_us"]])
+    return table(("case", "hold", "receive", "in flight", "landing", "stalls a step", "stalled us"), rows)
+
+
+def _exposed(result: Result, delay: int) -> float | str:
+    found = result["timing"]["exposed_us"]
+    return "" if delay not in result["case"]["delays"] else sum(float(found[p][str(delay)]) for p in found)
 
 
 if __name__ == "__main__":

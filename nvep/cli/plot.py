@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import base64
-import io
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -13,15 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from nvep.cli.bench import JSON_VERSION
-from nvep.errors import ArgumentError, NvepError
+from nvep.cli.plot_figure import new_figure, png
+from nvep.cli.plot_network import Drawable, draw_network, network_charts, network_page
+from nvep.errors import ArgumentError
 
 PEERS_VERSION = 1
 _MODEL = ("hidden", "experts", "top_k", "format")
 Points = dict[int, float]  # by tokens a rank
-
-
-class PlotUnavailable(NvepError, ImportError):
-    """Drawing needs a package that is not installed."""
 
 
 @dataclass
@@ -57,10 +54,11 @@ def run(options: argparse.Namespace) -> int:
     """Draw and say what was written."""
     results = [_read(path, JSON_VERSION, "results") for path in options.files]
     peers = [_read(path, PEERS_VERSION, "curves") for path in options.peers]
-    found = charts(results, peers)
+    curves, networks = charts(results, peers), network_charts(results)
+    found: list[Chart | Drawable] = [*curves, *networks]
     if not found:
         raise ArgumentError("FILE", options.files, "results of one case at two or more numbers of tokens")
-    pictures = [draw(chart) for chart in found]
+    pictures = [draw(chart) for chart in curves] + [draw_network(chart) for chart in networks]
     folder = Path(options.out)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -127,14 +125,7 @@ def draw(chart: Chart) -> bytes:
     PlotUnavailable
         matplotlib is not installed.
     """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise PlotUnavailable(f"nvep plot needs matplotlib: pip install 'nvep[plot]' ({error})") from error
-    figure = Figure(figsize=(13, 6), layout="constrained")
-    FigureCanvasAgg(figure)
-    figure.suptitle(chart.title)
+    figure = new_figure(chart.title, 13, 6)
     latency, bandwidth = figure.subplots(1, 2)
     for curves, style in ((chart.figures, "o-"), (chart.floors, "--")):
         for name, points in curves.items():
@@ -149,13 +140,13 @@ def draw(chart: Chart) -> bytes:
         axes.grid(alpha=0.3)
     latency.set_yscale("log")
     figure.legend(loc="outside lower center", ncols=3, fontsize="small")
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=120)
-    return buffer.getvalue()
+    return png(figure)
 
 
 def page(
-    results: Iterable[Mapping[str, Any]], peers: Iterable[Mapping[str, Any]], drawn: Iterable[tuple[Chart, bytes]]
+    results: Iterable[Mapping[str, Any]],
+    peers: Iterable[Mapping[str, Any]],
+    drawn: Iterable[tuple[Chart | Drawable, bytes]],
 ) -> str:
     """HTML with everything inside: pictures, tables, floors, and where the peers' figures come from."""
     parts = [
@@ -170,7 +161,8 @@ def page(
                 f"{name} {value:.4g}" for name, value in floors.items() if isinstance(value, (int, float))
             )
             parts.append(f"<p>{len(floors['gpus'])} ranks on {escape(floors['device'])}: {escape(shown)}</p>")
-        parts.append(_table(data["results"]))
+        parts += [_table(data["results"])] if data["results"] else []
+        parts.append(network_page(data))
     for data in peers:
         notes = [f"{c['name']}: {c['note']}" for c in data["curves"] if "note" in c]
         text = f"Peers: {data['hardware']}; {data['source']}; {data['date']}. " + "; ".join(notes)
