@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
 from typing import Any
 
 from nvep.arrays import DeviceArray
@@ -13,8 +17,10 @@ from nvep.formats import FORMATS, Quantiser, payload_format
 from nvep.group import RankGroup
 from nvep.inputs import InputSpec, as_input
 from nvep.moe.grouped_gemm import ACTIVATIONS, BACKENDS, ExpertShape, choose
-from nvep.moe.grouped_gemm.base import local_index
+from nvep.moe.grouped_gemm.base import MemoryLine, local_index
+from nvep.moe.shared import SharedExperts
 from nvep.moe.weights import CheckedWeights, LocalExperts, MoEWeights
+from nvep.runtime.device import Event, Stream
 
 ROW_FORMATS = tuple(name for name, made in FORMATS.items() if not made.tensor_scale)
 _OPTIONS = {
@@ -30,8 +36,36 @@ _OPTIONS = {
 }
 
 
+@dataclass(frozen=True)
+class _Plan:
+    """What every rank agrees on before anything is allocated."""
+
+    config: ExchangeConfig
+    parts: CheckedWeights
+    shared: CheckedWeights | None
+    grouped_gemm: str
+    activation: str
+    row_format: str
+
+    @property
+    def agreed(self) -> tuple[Any, ...]:
+        shared = () if self.shared is None else (self.shared.gate.shape, self.shared.format)
+        parts = (self.parts.gate.shape, self.parts.format, self.parts.biases is not None)
+        return *parts, self.grouped_gemm, self.activation, self.row_format, *shared
+
+
+@dataclass
+class _Lane:
+    """The layer's own work of a lane, beside the exchange's phases."""
+
+    count: int = 0  # address of the tokens that shared experts computed
+    stream: Stream | None = None
+    event: Event | None = None
+    capture: int = 0
+
+
 class MoELayer:
-    """Dispatch, SwiGLU experts on the ranks that own them, combine.
+    """Dispatch, experts on the ranks that own them, combine; shared experts on every rank beside them.
 
     Parameters
     ----------
@@ -48,8 +82,9 @@ class MoELayer:
     **options
         ``activation``: ``"swiglu"`` (default), ``"geglu"`` (tanh form), ``"swiglu_clamped"`` (gpt-oss) or ``"plain"``
         (gate times up). ``row_format``: payload format in which rows travel, a key of ``nvep.formats.FORMATS``;
-        default ``"bf16"``. Further `ExchangeConfig` fields: ``partial_format``, ``placement``, ``lanes``,
-        ``deadline``, ``max_blocks``, ``protocol``, ``transport``.
+        default ``"bf16"``. ``shared``: `MoEWeights` of shared experts, which every token goes through with weight 1.
+        On a GPU, other formats and shared experts need ``x`` on it. Further `ExchangeConfig` fields:
+        ``partial_format``, ``placement``, ``lanes``, ``deadline``, ``max_blocks``, ``protocol``, ``transport``.
 
     Raises
     ------
@@ -71,67 +106,62 @@ class MoELayer:
             raise ArgumentError("group", group, "a RankGroup")
         self.group = group
         self._resources = ExitStack()
+        chosen = {name: options.pop(name, default) for name, default in _CHOICES.items()}
 
-        activation = options.pop("activation", "swiglu")
-        row_format = options.pop("row_format", "bf16")
-
-        def check() -> tuple[ExchangeConfig, CheckedWeights]:
-            if grouped_gemm not in (*BACKENDS, "auto"):
-                raise ArgumentError("grouped_gemm", grouped_gemm, ", ".join((*BACKENDS, "auto")))
-            if activation not in ACTIVATIONS:
-                raise ArgumentError("activation", activation, ", ".join(ACTIVATIONS))
-            if row_format not in ROW_FORMATS:
-                raise ArgumentError("row_format", row_format, ", ".join(ROW_FORMATS))
-            for name in options.keys() - _OPTIONS:
-                raise ArgumentError(name, options[name], f"only the options {', '.join(sorted(_OPTIONS))}")
-            if not isinstance(weights, MoEWeights):
-                raise ArgumentError("weights", weights, "MoEWeights")
-            parts = weights.checked(group.device)
+        def check() -> _Plan:
+            _check_options(grouped_gemm, chosen, options)
+            parts = _checked("weights", weights, group)
+            shared = None if chosen["shared"] is None else _checked("shared", chosen["shared"], group)
             experts, _, hidden = parts.gate.shape
             sizes = {"num_experts": experts, "top_k": top_k, "max_tokens": max_tokens}
-            return payload_format(row_format).exchange_config(hidden, **sizes, **options), parts
+            config = payload_format(chosen["row_format"]).exchange_config(hidden, **sizes, **options)
+            return _Plan(config, parts, shared, grouped_gemm, chosen["activation"], chosen["row_format"])
 
-        config, parts = group.together(check)
-        same = (parts.gate.shape, parts.format, grouped_gemm, activation, row_format)
-        group.agree("weights and the choices of expert compute", same)
+        plan = group.together(check)
+        group.agree("weights and the choices of expert compute", plan.agreed)
         try:
-            self.exchange = Exchange(group, config)
+            self.exchange = Exchange(group, plan.config)
             self._resources.callback(self.exchange.close)
-            group.together(lambda: self._load(parts, grouped_gemm, activation, row_format))
+            group.together(lambda: self._load(plan))
         except BaseException:
             self.close()
             raise
 
-    def _load(self, parts: CheckedWeights, grouped_gemm: str, activation: str, row_format: str) -> None:
-        device, config = self.group.device, self.exchange.config
+    def _load(self, plan: _Plan) -> None:
+        device, config, parts = self.group.device, self.exchange.config, plan.parts
         experts, intermediate, hidden = parts.gate.shape
         self._rows = InputSpec("x", (partial_dtype("bf16"),), (("tokens", config.max_tokens), hidden), alignment=16)
         index = local_index(config.expert_ranks(self.group.size), self.group.rank)
-        local = LocalExperts(device, parts, index)
-        self._resources.callback(local.close)
-        self.backend = choose(grouped_gemm, device)
+        self._experts = LocalExperts(device, parts, index)
+        self._resources.callback(self._experts.close)
+        self.backend = choose(plan.grouped_gemm, device)
         shape = ExpertShape(
             ranks=self.group.size,
             max_tokens=config.max_tokens,
             top_k=config.top_k,
             num_experts=experts,
-            local_experts=local.count,
+            local_experts=self._experts.count,
             hidden=hidden,
             intermediate=intermediate,
             partial_format=config.partial_format,
             lanes=config.lanes,
-            activation=activation,
-            row_format=row_format,
+            activation=plan.activation,
+            row_format=plan.row_format,
             weight_format=parts.format,
             biases=parts.biases is not None,
         )
-        self.grouped_gemm = BACKENDS[self.backend.name](device, shape, local)
+        self.grouped_gemm = BACKENDS[self.backend.name](device, shape, self._experts)
         self._resources.callback(self.grouped_gemm.close)
-        self._quantise: Quantiser | None = None
-        if row_format != "bf16":
-            made = payload_format(row_format)
-            self._quantise = Quantiser(device, made, hidden=hidden, max_tokens=config.max_tokens)
-            self._resources.callback(self._quantise.close)
+        self._quantisers: list[Quantiser] = []
+        for _ in range(config.lanes if plan.row_format != "bf16" else 0):
+            made = payload_format(plan.row_format)
+            self._quantisers.append(Quantiser(device, made, hidden=hidden, max_tokens=config.max_tokens))
+            self._resources.callback(self._quantisers[-1].close)
+        self._lanes = [_Lane() for _ in range(config.lanes)]
+        self._shared: SharedExperts | None = None
+        if plan.shared is not None:
+            self._shared = SharedExperts(device, shape, plan.shared)
+            self._resources.callback(self._shared.close)
         self._resources.callback(self.exchange.drain)  # kernels may still read what is freed next
 
     def __call__(
@@ -160,14 +190,41 @@ class MoELayer:
         ArgumentError, DTypeError, ShapeError, StepOrderError, PeerTimeout
             As in `Exchange.dispatch`.
         """
-        rows = self._encoded(x, num_tokens, stream)
-        arrivals = self.exchange.dispatch(rows, expert_ids, expert_weights, num_tokens=num_tokens, stream=stream)
-        return self.exchange.combine(self.experts(arrivals, stream=stream), arrivals, stream=stream)
+        if self._shared is not None:
+            self.dispatch_send(x, expert_ids, expert_weights, num_tokens=num_tokens, stream=stream)
+            arrivals = self.dispatch_recv(stream=stream)
+        else:
+            rows = self._encoded(x, num_tokens, 0, stream)
+            arrivals = self.exchange.dispatch(rows, expert_ids, expert_weights, num_tokens=num_tokens, stream=stream)
+        output = self.exchange.combine(self.experts(arrivals, stream=stream), arrivals, stream=stream)
+        return self._with_shared(output, arrivals.lane, stream)
 
-    def _encoded(self, x: Any, num_tokens: Any, stream: Any) -> Any:
-        """What dispatch sends for ``x``."""
-        as_input(x, self._rows, device=self.group.device)  # the exchange alone would take any bytes
-        return x if self._quantise is None else self._quantise(x, num_tokens=num_tokens, stream=stream)
+    # --- phase by phase ---------------------------------------------------------------------------------------------
+
+    def dispatch_send(
+        self,
+        x: Any,
+        expert_ids: Any,
+        expert_weights: Any,
+        *,
+        num_tokens: Any = None,
+        lane: int = 0,
+        stream: Any = None,
+    ) -> None:
+        """Encode and send this rank's tokens, then enqueue the shared experts, which so run while tokens travel.
+
+        Parameters and errors as in `__call__`; ``lane`` as in `Exchange.dispatch_send`.
+        """
+        rows = self._encoded(x, num_tokens, lane, stream)
+        self.exchange.dispatch_send(rows, expert_ids, expert_weights, num_tokens=num_tokens, lane=lane, stream=stream)
+        if self._shared is not None:
+            work = self._follow(lane, stream)
+            self._lanes[lane].count = self._shared.run(x, num_tokens, lane, work)
+            self._leave(lane, work)
+
+    def dispatch_recv(self, *, lane: int = 0, stream: Any = None) -> Arrivals:
+        """Wait for every peer's tokens, as `Exchange.dispatch_recv` does."""
+        return self.exchange.dispatch_recv(lane=lane, stream=stream)
 
     def experts(self, arrivals: Arrivals, *, stream: Any = None) -> DeviceArray:
         """Enqueue this rank's experts on what arrived, after dispatch and before combine whatever their streams.
@@ -180,6 +237,108 @@ class MoELayer:
         self.grouped_gemm.run(arrivals, arrivals.partial_rows, self.exchange.work(arrivals, stream=stream))
         return arrivals.partial_rows
 
+    def combine_send(self, arrivals: Arrivals, *, stream: Any = None) -> None:
+        """Expose what `experts` computed, as `Exchange.combine_send` does."""
+        self.exchange.combine_send(arrivals.partial_rows, arrivals, stream=stream)
+
+    def combine_recv(self, arrivals: Arrivals, *, stream: Any = None) -> DeviceArray:
+        """Wait, sum, and add the shared experts. Returns and raises as `__call__`."""
+        output = self.exchange.combine_recv(arrivals, stream=stream)
+        return self._with_shared(output, arrivals.lane, stream)
+
+    def _encoded(self, x: Any, num_tokens: Any, lane: int, stream: Any) -> Any:
+        """What dispatch sends for ``x``."""
+        as_input(x, self._rows, device=self.group.device)  # the exchange alone would take any bytes
+        if not self._quantisers or not 0 <= lane < len(self._quantisers):
+            return x
+        return self._quantisers[lane](x, num_tokens=num_tokens, stream=stream)
+
+    def _with_shared(self, output: DeviceArray, lane: int, stream: Any) -> DeviceArray:
+        if self._shared is not None:
+            work = self._follow(lane, stream)
+            self._shared.add(output, self._lanes[lane].count, lane, work)
+            self._leave(lane, work)
+        return output
+
+    def _follow(self, lane: int, stream: Any) -> Stream:
+        """The stream, behind the lane's last work of the layer's own."""
+        device, last = self.group.device, self._lanes[lane]
+        work = device.as_stream(stream)
+        known = last.event is not None and last.capture == device.capture_of(work)
+        if known and last.stream is not None and last.stream.handle != work.handle:
+            work.wait(last.event)  # type: ignore[arg-type]
+        return work
+
+    def _leave(self, lane: int, work: Stream) -> None:
+        last = self._lanes[lane]
+        last.stream, last.event, last.capture = work, work.mark(), self.group.device.capture_of(work)
+
+    # --- measurement ------------------------------------------------------------------------------------------------
+
+    def profile(
+        self, x: Any, expert_ids: Any, expert_weights: Any, *, steps: int = 10, stream: Any = None
+    ) -> dict[str, float]:
+        """Where the time of a step goes on this rank. Collective, in that every rank must run as many steps.
+
+        Parameters
+        ----------
+        x, expert_ids, expert_weights, stream
+            As in `__call__`.
+        steps : int
+            Steps to take the median of; one more comes first.
+
+        Returns
+        -------
+        dict of str to float
+            Microseconds by the device's clock, in order. Receiving includes waiting for the peers. Phases are launched
+            one by one, so where kernels take less time than their launches, it is the host's that shows.
+        """
+        if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+            raise ArgumentError("steps", steps, "1 or more")
+        work = self.group.device.as_stream(stream)
+        times: dict[str, list[float]] = {}
+        for step in range(steps + 1):
+            marks = [("", work.record())]
+            marks += [(name, work.record()) for name in self._step((x, expert_ids, expert_weights), work)]
+            self.exchange.synchronize(work)
+            for (_, start), (name, end) in pairwise(marks):
+                if step:
+                    times.setdefault(name, []).append(end.elapsed_ms(start) * 1e3)
+        return {name: median(values) for name, values in times.items()}
+
+    def _step(self, inputs: tuple[Any, Any, Any], work: Stream) -> Iterator[str]:
+        """A step in lane 0, part by part; each name comes when that part was enqueued."""
+        x, ids, weights = inputs
+        rows = self._encoded(x, None, 0, work)
+        if self._quantisers:
+            yield "quantise"
+        self.exchange.dispatch_send(rows, ids, weights, stream=work)
+        yield "dispatch send"
+        if self._shared is not None:
+            self._lanes[0].count = self._shared.run(x, None, 0, self._follow(0, work))
+            self._leave(0, work)
+            yield "shared experts"
+        arrivals = self.exchange.dispatch_recv(stream=work)
+        yield "dispatch receive"
+        queue = self.exchange.work(arrivals, stream=work)
+        yield from self.grouped_gemm.stages(arrivals, arrivals.partial_rows, queue)
+        self.combine_send(arrivals, stream=work)
+        yield "combine send"
+        output = self.exchange.combine_recv(arrivals, stream=work)
+        yield "combine receive"
+        if self._shared is not None:
+            self._with_shared(output, 0, work)
+            yield "add shared"
+
+    def memory(self) -> list[MemoryLine]:
+        """Device memory of this rank: weights, the exchange's heap, and work areas of the expert compute."""
+        lines = [
+            MemoryLine("weights", self._experts.nbytes),
+            MemoryLine("heap", self.exchange.memory.heap.layout.nbytes),
+        ]
+        lines += self.grouped_gemm.memory()
+        return lines if self._shared is None else [*lines, *self._shared.memory()]
+
     def close(self) -> None:
         """Free everything, as `Exchange.close` does. Idempotent."""
         self._resources.close()
@@ -190,3 +349,24 @@ class MoELayer:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         self.exchange.note_failure(error)
         self.close()
+
+
+_CHOICES: dict[str, Any] = {"activation": "swiglu", "row_format": "bf16", "shared": None}
+
+
+def _check_options(grouped_gemm: str, chosen: dict[str, Any], options: dict[str, Any]) -> None:
+    for name, value, allowed in (
+        ("grouped_gemm", grouped_gemm, (*BACKENDS, "auto")),
+        ("activation", chosen["activation"], ACTIVATIONS),
+        ("row_format", chosen["row_format"], ROW_FORMATS),
+    ):
+        if value not in allowed:
+            raise ArgumentError(name, value, ", ".join(allowed))
+    for name in options.keys() - _OPTIONS:
+        raise ArgumentError(name, options[name], f"only the options {', '.join(sorted({*_CHOICES, *_OPTIONS}))}")
+
+
+def _checked(name: str, weights: object, group: RankGroup) -> CheckedWeights:
+    if not isinstance(weights, MoEWeights):
+        raise ArgumentError(name, weights, "MoEWeights")
+    return weights.checked(group.device)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from functools import cached_property
 from importlib import import_module
 from typing import Any, Protocol
 
@@ -74,7 +75,8 @@ class OverlapRunner:
     schedule : Schedule, optional
         Equal on all ranks. Default: `default_schedule` of one layer.
     streams : mapping, optional
-        Streams of the schedule by name, except ``"compute"``; the runner creates those that are not given.
+        Streams of the schedule by name, except ``"compute"``, and of `EventPlan.queues`; the runner creates those that
+        are not given. Runners that are used in turn may share them.
 
     Raises
     ------
@@ -101,16 +103,15 @@ class OverlapRunner:
         self.schedule = default_schedule(exchanges[0].config) if schedule is None else schedule
         self._computations = dict(computations)
         self._given = dict(streams or {})
+        self._plans: dict[int, EventPlan] = {}
         self.group.together(lambda: self._check(exchanges))
         self.group.agree("schedule", (str(self.schedule), dict(self.schedule.needs)))
         self.exchanges = exchanges if len(exchanges) > 1 else exchanges * self.schedule.layers
         self.multiprocessors = compute_multiprocessors(exchanges[0])
-        self._plans: dict[int, EventPlan] = {}
         self._streams = {name: self.device.as_stream(stream) for name, stream in self._given.items()}
         self._events: dict[tuple[int, int], Event] = {}
-        for name in (q for count in range(1, self.schedule.micro_batches + 1) for q in self.plan(count).queues):
-            if name != COMPUTE and name not in self._streams:
-                self._streams[name] = self.device.create_stream()
+        for name in self._queues - self._streams.keys():
+            self._streams[name] = self.device.create_stream()
 
     def _check(self, exchanges: list[Exchange]) -> None:
         schedule = self.schedule
@@ -125,14 +126,20 @@ class OverlapRunner:
                 raise ArgumentError("dependent_launch", True, "False: phases here follow work of other streams")
         if set(self._computations) != set(schedule.computations):
             raise ArgumentError("computations", sorted(self._computations), ", ".join(schedule.computations))
-        names = {phase.stream for phase in schedule}
+        names = {phase.stream for phase in schedule} | set(self._queues)
         for name in self._given:
             if name == COMPUTE or name not in names:
                 raise ArgumentError("streams", name, ", ".join(sorted(names - {COMPUTE})) + "; compute is given to run")
-        queues = len(plan_events(schedule).queues) * self.group.ranks_on_device
+        queues = (1 + len(self._queues)) * self.group.ranks_on_device
         if self.group.in_process and not self.device.emulated and queues > _HARDWARE_QUEUES:
             allowed = f"at most {_HARDWARE_QUEUES} streams of all ranks that share a GPU: they wait for one another"
             raise ArgumentError("schedule", f"{queues} streams", allowed)
+
+    @cached_property
+    def _queues(self) -> set[str]:
+        """Names of the streams that steps use, whatever their number of micro-batches, but the caller's."""
+        counts = range(1, self.schedule.micro_batches + 1)
+        return {queue for count in counts for queue in self.plan(count).queues} - {COMPUTE}
 
     def plan(self, micro_batches: int) -> EventPlan:
         """Queues and events of a step of so many micro-batches."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -96,12 +97,17 @@ class GroupedGemm(ABC):
         self.shape = shape
         self.experts = experts
 
-    @abstractmethod
     def run(self, arrivals: Arrivals, partial_rows: DeviceArray, stream: Stream) -> None:
         """Enqueue both projections: every row with a local expert gets its partial row, others are left as they are.
 
         Calls for one lane run in order; those for different lanes may overlap on the device.
         """
+        for _ in self.stages(arrivals, partial_rows, stream):
+            pass
+
+    @abstractmethod
+    def stages(self, arrivals: Arrivals, partial_rows: DeviceArray, stream: Stream) -> Iterator[str]:
+        """`run` stage by stage: each name comes when that stage was enqueued."""
 
     @abstractmethod
     def memory(self) -> list[MemoryLine]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterator
 from typing import Any
 
 from nvep.arrays import DeviceArray
@@ -59,6 +60,7 @@ _ACTIVATIONS = {
 # C++ type, rows of a tile's tokens, elements of a chunk
 _WEIGHTS = {"bf16": ("WeightBf16", 64, 64), "fp8_block": ("WeightFp8Block", 32, 128)}
 KERNELS = ("moe_plan", "moe_gather_gate_up", "moe_gather_down")
+_STAGES_OF_A_STEP = ("plan", "gate and up", "down")
 
 
 def _row_type(shape: ExpertShape) -> tuple[str, str]:
@@ -193,7 +195,7 @@ class GatherGroupedGemm(GroupedGemm):
         gather = GATHER_ARGUMENTS.new(local_experts=experts.index.address, **places, **experts.addresses())
         return PLAN_ARGUMENTS.new(plan=places["plan"], local_experts=experts.index.address), gather
 
-    def run(self, arrivals: Arrivals, partial_rows: DeviceArray, stream: Stream) -> None:
+    def stages(self, arrivals: Arrivals, partial_rows: DeviceArray, stream: Stream) -> Iterator[str]:
         if self.shape.local_experts == 0:
             return
         plan, gather = self._lanes[arrivals.lane]
@@ -203,8 +205,9 @@ class GatherGroupedGemm(GroupedGemm):
         gather.row_scales = arrivals.payloads[-1].address
         gather.expert_weights = arrivals.expert_weights.address
         gather.partial_rows = partial_rows.address
-        for kernel, launch, arguments in zip(self._kernels, self._shapes, (plan, gather, gather), strict=True):
-            self.device.launch(kernel, launch, arguments, stream)
+        for i, arguments in enumerate((plan, gather, gather)):
+            self.device.launch(self._kernels[i], self._shapes[i], arguments, stream)
+            yield _STAGES_OF_A_STEP[i]
 
     def memory(self) -> list[MemoryLine]:
         if self.shape.local_experts == 0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -145,7 +146,7 @@ class LibraryGroupedGemm(GroupedGemm):
         arguments = LIBRARY_ARGUMENTS.new(local_experts=experts.index.address, **areas, **parts)
         return PLAN_ARGUMENTS.new(plan=areas["plan"], local_experts=experts.index.address), arguments
 
-    def run(self, arrivals: Arrivals, partial_rows: DeviceArray, stream: Stream) -> None:
+    def stages(self, arrivals: Arrivals, partial_rows: DeviceArray, stream: Stream) -> Iterator[str]:
         if self.shape.local_experts == 0:
             return
         plan, arguments = self._lanes[arrivals.lane]
@@ -167,7 +168,8 @@ class LibraryGroupedGemm(GroupedGemm):
         if self.strategy == "packed":
             self.device.launch(self._kernels["moe_pack"], self._wide, arguments, stream)
             source = Region(arguments.packed, self._sizes["packed"])
-        self._project(arguments, groups, source, stream)
+        yield "plan"
+        yield from self._project(arguments, groups, source, stream)
 
     def _plan_shape(self) -> LaunchShape:
         return LaunchShape(self.shape.local_experts, 64 if self.device.emulated else 512)
@@ -185,7 +187,7 @@ class LibraryGroupedGemm(GroupedGemm):
 
     def _project(
         self, arguments: ctypes.Structure, groups: list[tuple[int, int]], source: Region, stream: Stream
-    ) -> None:
+    ) -> Iterator[str]:
         shape, entries = self.shape, int(arguments.entries)
         members, rows = tuple(m for m, _ in groups), tuple(r for _, r in groups)
         first = arguments.pointers
@@ -194,11 +196,13 @@ class LibraryGroupedGemm(GroupedGemm):
         assert self._cublas is not None
         self._cublas.grouped(call, stream)
         self.device.launch(self._kernels["moe_activate"], self._wide, arguments, stream)
+        yield "gate and up"
         first += 48 * entries
         pointers = (first, first + 8 * entries, first + 16 * entries)
         source = Region(arguments.intermediate, self._sizes["intermediate"])
         self._cublas.grouped(GroupedCall(pointers, members, rows, shape.hidden, shape.intermediate, source), stream)
         self.device.launch(self._kernels["moe_weigh"], self._wide, arguments, stream)
+        yield "down"
 
     def memory(self) -> list[MemoryLine]:
         if self.shape.local_experts == 0:

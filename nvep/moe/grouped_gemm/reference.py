@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterator
 from typing import Any
 
 import ml_dtypes
@@ -91,7 +92,7 @@ class ReferenceGroupedGemm(GroupedGemm):
         scales = host_view(experts.scales[which].address, blocks, np.float32)
         return [widen_matrix(stored[e], scales[e]) for e in range(experts.count)]
 
-    def run(self, arrivals: Arrivals, partial_rows: DeviceArray, stream: Stream) -> None:
+    def stages(self, arrivals: Arrivals, partial_rows: DeviceArray, stream: Stream) -> Iterator[str]:
         assert isinstance(stream, EmulatedStream)
         rows, top_k = self.shape.rows, self.shape.top_k
         payloads = [host_view(p.address, (rows, p.shape[-1]), np.uint8) for p in arrivals.payloads]
@@ -99,6 +100,7 @@ class ReferenceGroupedGemm(GroupedGemm):
         weights = host_view(arrivals.expert_weights.address, (rows, top_k), np.float32)
         target = host_view(partial_rows.address, (rows, self.shape.hidden), partial_rows.dtype)
         stream.enqueue(lambda: self._compute(payloads, ids, weights, target))
+        yield "experts"
 
     def _compute(self, payloads: list[Any], ids: Any, weights: Any, target: npt.NDArray[Any]) -> None:
         valid = (ids >= 0) & (ids < self.shape.num_experts)
