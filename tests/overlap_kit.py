@@ -17,9 +17,11 @@ from nvep.config import ExchangeConfig
 from nvep.exchange import Exchange
 from nvep.group import RankGroup, run_local
 from nvep.moe.overlap import STEP, MicroBatch, OverlapRunner, Phase, Schedule, default_schedule, split_tokens
+from nvep.moe.overlap_plan import plan_events
 from nvep.moe.synthetic import ScaleExperts
 from nvep.reference import RankTokens, combine, dispatch
 from nvep.reference.experts import scale_experts
+from nvep.runtime.device import Stream
 
 STREAMS = ("compute", "communication", "a", "b")
 POISON, DELAY_NS = 0xA5, 100_000
@@ -174,12 +176,23 @@ def on_ranks(scenario: Scenario, device: str, body: Callable[[Steps], Any]) -> l
     return run_local(main, scenario.ranks, device=device, timeout=90)
 
 
+def runner_of(steps: Steps, schedule: Schedule, pool: dict[str, Stream]) -> OverlapRunner:
+    """A runner whose streams are those of ``pool``, which is added to."""
+    counts = range(1, schedule.micro_batches + 1)
+    names = {queue for count in counts for queue in plan_events(schedule.first(count)).queues} - {"compute"}
+    for name in names - pool.keys():
+        pool[name] = steps.exchange.device.create_stream()
+    streams = {name: pool[name] for name in names}
+    return OverlapRunner(steps.exchange, steps.computations, schedule=schedule, streams=streams)
+
+
 def check_schedules(scenario: Scenario, device: str, schedules: Sequence[Schedule], *, graph: bool = False) -> None:
     """Every schedule gives the reference's bits: eagerly, or as a graph replayed three times."""
 
     def body(steps: Steps) -> None:
+        pool: dict[str, Stream] = {}  # one for all runners: a GPU that ranks share has queues for few streams
         for number, schedule in enumerate(schedules):
-            runner = OverlapRunner(steps.exchange, steps.computations, schedule=schedule)
+            runner = runner_of(steps, schedule, pool)
             stream, where = steps.exchange.device.default_stream, f"schedule {number}:\n{schedule}"
             if not graph:
                 for _ in range(2):

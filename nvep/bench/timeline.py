@@ -165,14 +165,16 @@ def _covered(intervals: Sequence[tuple[float, float]]) -> float:
 class _Recorder:
     """One rank's steps in one mode, with and without marks."""
 
-    def __init__(self, exchange: Exchange, case: TimelineCase, mode: str, resources: ExitStack) -> None:
+    def __init__(
+        self, exchange: Exchange, case: TimelineCase, mode: str, *, stream: Stream, resources: ExitStack
+    ) -> None:
         self._exchange, self._case, self._device = exchange, case, exchange.device
         group = exchange.group
         self._kernels = group.together(lambda: FloorKernels(self._device))
         self._experts = group.together(lambda: ScaleExperts(exchange))
         computations = {"attention": self._attend, "experts": self._compute}
         self.runner = OverlapRunner(exchange, computations, schedule=case.schedule_of(mode))
-        self.stream = self._device.create_stream()
+        self.stream = stream
         config = exchange.config
         self._next = _FIRST
         self._marks = _FIRST + 2 * len(self.runner.schedule) + 1
@@ -262,7 +264,7 @@ class _Recorder:
 
 
 def record_timeline(
-    exchange: Exchange, case: TimelineCase, mode: str, *, inputs: Inputs, replays: int = 20
+    exchange: Exchange, case: TimelineCase, mode: str, *, inputs: Inputs, stream: Stream, replays: int = 20
 ) -> Timeline:
     """Run a step in ``mode``, with and without marks. Collective; the same result on every rank.
 
@@ -276,6 +278,8 @@ def record_timeline(
         See `TimelineCase.schedule_of`.
     inputs : Inputs
         This rank's tokens.
+    stream : Stream
+        Of this rank, for computations.
     replays : int
         Of the step with marks, and of that without.
 
@@ -288,7 +292,7 @@ def record_timeline(
     """
     group = exchange.group
     with ExitStack() as resources:
-        recorder = _Recorder(exchange, case, mode, resources)
+        recorder = _Recorder(exchange, case, mode, stream=stream, resources=resources)
         stamps = []
         for marked in (False, True):
             enqueue = recorder.prepare(inputs, marked=marked, resources=resources)
@@ -371,4 +375,5 @@ def run_timelines(
         inputs = group.together(lambda: Inputs(group, case.case, recorded))
         cleanup.callback(inputs.close)
         exchange = cleanup.enter_context(Exchange(group, config))
-        return [record_timeline(exchange, case, mode, inputs=inputs, replays=replays) for mode in modes]
+        stream = exchange.device.create_stream()  # one for all: every stream takes one of a GPU's few queues
+        return [record_timeline(exchange, case, mode, inputs=inputs, stream=stream, replays=replays) for mode in modes]
