@@ -137,7 +137,9 @@ ALLOWED = {
 def test_phases_out_of_order(stage: Staged, phase: str, state: str) -> None:
     lane, call = LANES[state], PHASES[phase][0]
     for rank, exchange in enumerate(stage.exchanges):
-        change: dict[str, Any] = {"lane": lane} if "dispatch" in phase else {"arrivals": exchange._arrived(exchange._lanes[lane])}
+        change: dict[str, Any] = (
+            {"lane": lane} if "dispatch" in phase else {"arrivals": exchange._arrived(exchange._lanes[lane])}
+        )
         stage.watch.seen.clear()
         with pytest.raises(StepOrderError, match=rf"{phase} on lane {lane}: the lane is '.*', it must be '.*'"):
             call(exchange, stage.arrivals[rank], change)
@@ -157,7 +159,7 @@ def test_a_refused_call_on_another_stream_hides_no_work(stage: Staged) -> None:
     for rank, exchange in enumerate(stage.exchanges):
         arrivals, other = stage.arrivals[rank]["combine"], exchange.device.create_stream()
         awaited: list[Any] = []
-        other.wait = awaited.append  # type: ignore[method-assign]
+        other.wait = awaited.append  # type: ignore[method-assign, assignment]
         with pytest.raises(ArgumentError):
             exchange.combine(None, arrivals, stream=other)
         producer = arrivals.rows.owner.stream

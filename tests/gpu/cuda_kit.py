@@ -50,7 +50,7 @@ def launch(device: CudaDevice, kernel: CudaKernel, stream: CudaStream, *, shape:
 
 
 def read(device: CudaDevice, address: int, dtype: object, count: int, stream: CudaStream) -> np.ndarray:
-    array = np.empty(count, dtype=dtype)  # type: ignore[call-overload]
+    array: np.ndarray = np.empty(count, dtype=dtype)  # type: ignore[call-overload]
     device.copy_out(array, address, stream)
     return array
 
@@ -69,9 +69,7 @@ class Gate:
         self._words[:] = 0
         started, go = self._memory.address, self._memory.address + 256
         shape = LaunchShape(1, 1)
-        launch(
-            self._device, self._kernel, stream, shape=shape, started=started, go=go, deadline_ns=DEADLINE_NS
-        )
+        launch(self._device, self._kernel, stream, shape=shape, started=started, go=go, deadline_ns=DEADLINE_NS)
         end = time.monotonic() + 10
         while self._words[0] == 0:
             assert time.monotonic() < end, "the holding kernel did not start"
