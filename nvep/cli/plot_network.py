@@ -15,6 +15,7 @@ from nvep.config import TRANSPORTS
 _GROUP = ("ranks", "hidden", "experts", "top_k", "blocks", "ring_memory", "domain_size")
 Curves = dict[str, dict[int, float]]  # by transport; microseconds by tokens, delay or blocks
 _PHASES = ("dispatch", "combine")
+_COLUMNS = 3
 
 
 @dataclass
@@ -116,9 +117,11 @@ def draw_network(chart: Drawable) -> bytes:
         _curves(figure.subplots(), chart.hold, "blocks of a kernel", "hold of D.send, us")
         return _finish(figure)
     sizes = sorted(chart.exposed)
-    columns = 2 + len(sizes) + bool(sizes)
-    figure = new_figure(chart.title, 5 * columns, 5)
-    panels = figure.subplots(1, columns)
+    count = 2 + len(sizes) + bool(sizes)
+    columns = min(count, _COLUMNS)
+    rows = -(-count // columns)
+    figure = new_figure(chart.title, 5 * columns, 4.5 * rows)
+    panels = [figure.add_subplot(rows, columns, index + 1) for index in range(count)]
     for axes, phase in zip(panels, _PHASES):
         _curves(axes, chart.hold[phase], "tokens a rank", f"hold of {phase} send, us")
     for axes, tokens in zip(panels[2:], sizes):
@@ -136,7 +139,8 @@ def _curves(axes: Any, curves: Curves, x: str, y: str) -> None:
     axes.set(xlabel=x, ylabel=y)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
-    axes.xaxis.set_major_formatter("{x:g}")
+    for formatted in (axes.xaxis.set_major_formatter, axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
+        formatted("{x:g}")
     axes.grid(alpha=0.3)
 
 
@@ -153,7 +157,7 @@ def _crossovers(axes: Any, found: Curves, sizes: Sequence[int]) -> None:
                 axes.text(x, at, f"{at:.0f}", ha="center", va="bottom", fontsize="small")
         axes.bar(0, 0, width, color=f"C{number}", label=f"{tokens} tokens")
     axes.set_xticks([index + 0.4 - width / 2 for index in range(len(found))], list(found))
-    axes.set(ylabel="crossover: work from which less is exposed than GDAKI, us", ylim=(0, None))
+    axes.set(ylabel="less exposed than GDAKI from, us of work", ylim=(0, None), xlim=(-0.5, len(found)))
     axes.legend(fontsize="small")
 
 
