@@ -2,7 +2,7 @@
 BIN := .venv/bin
 RANKS ?= 4
 TOKENS ?=
-COMPILE_ARCHS ?= sm_90a,sm_100a,sm_103a,sm_120
+COMPILE_ARCHS ?= sm_80,sm_90a,sm_100a
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
 
