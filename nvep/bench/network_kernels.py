@@ -50,7 +50,11 @@ class NetworkKernels:
 
     def __init__(self, group: RankGroup) -> None:
         self._group, self._device = group, group.device
-        self.stream: Stream = group.device.create_stream()  # one for all cases: a capture waits for none before it
+        # One for all cases: a capture waits for none before it. Made by all ranks one after the other, as the driver
+        # deals streams out in turn to hardware queues, and those that wait for one another must not share one.
+        group.barrier()
+        self.stream: Stream = group.device.create_stream()
+        group.barrier()
         self._resources = ExitStack()
         self._marks = group.together(lambda: FloorKernels(group.device))
         self._kernels = group.together(lambda: group.device.load_all(network_kernels()))

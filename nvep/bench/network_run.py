@@ -100,7 +100,7 @@ def _run_exchange(group: RankGroup, cases: list[NetworkCase], kernels: NetworkKe
         group.together(lambda: _require_ranks(left[0], group))
         with ExitStack() as cleanup:  # inputs around the exchange: freeing would wait for the adapter's kernel
             inputs = {case.tokens: _inputs(group, case, cleanup) for case in left}
-            exchange = cleanup.enter_context(Exchange(group, left[0].config(), nic=left[0].model()))
+            exchange = cleanup.enter_context(Exchange(group, left[0].config(), nic=left[0].model(group.device.kind)))
             label = "" if exchange.network is None else exchange.network.label
             stream = exchange.device.default_stream
             check_step(exchange, left[0].base(), inputs=inputs[left[0].tokens], stream=stream)
