@@ -10,6 +10,7 @@ from nvep.moe.grouped_gemm import ACTIVATIONS, ExpertShape
 from nvep.moe.grouped_gemm.gather import gather_kernels
 from nvep.moe.grouped_gemm.library import STRATEGIES, library_kernels
 from nvep.moe.routing import ROUTINGS, route_source
+from nvep.moe.shared import add_source
 from nvep.moe.synthetic import scale_experts_source
 from nvep.nic.soft.engine import soft_nic_source
 from nvep.runtime.source import KernelSource
@@ -76,7 +77,7 @@ EXPERT_SHAPES = [
 def _expert_entries() -> list[tuple[str, KernelSource]]:
     """Expert kernels for rows and weights of every kind."""
     assert {shape[8] for shape in EXPERT_SHAPES} == set(ACTIVATIONS)
-    entries = []
+    entries = [(f"moe_add {partial}", add_source(7168, 128, partial)) for partial in PARTIAL_ELEMENT_BYTES]
     for ranks, top_k, local, hidden, intermediate, rows, weights, partial, activation, biases in EXPERT_SHAPES:
         shape = ExpertShape(
             ranks, 128, top_k, 256, local, hidden, intermediate, partial,

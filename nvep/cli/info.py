@@ -24,6 +24,7 @@ PACKAGES = (
 Row = tuple[str, str]
 _SIZES = ("ranks", "experts", "top_k", "max_tokens", "row_bytes")
 _MPI_TIMEOUT_S = 30.0
+_INFO_BLOCKS = 264  # two on each multiprocessor of an H200: work areas grow with them
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,6 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     sizes.add_argument("--top-k", type=int, metavar="K", help="experts per token")
     sizes.add_argument("--max-tokens", type=int, metavar="T", help="most tokens one rank sends in a step")
     sizes.add_argument("--row-bytes", type=int, metavar="B", help="bytes of a token's row")
+    sizes.add_argument("--intermediate", type=int, metavar="I", help="inner size of an expert: adds expert compute")
     sizes.add_argument("--lanes", type=int, default=1, metavar="L", help="steps in flight (default: %(default)s)")
 
 
@@ -46,12 +48,15 @@ def run(namespace: argparse.Namespace) -> int:
         ("gpus", _gpus()),
         ("mpi", _mpi()),
         ("compilers", _compilers(settings)),
+        ("expert compute", _expert_compute(settings)),
         ("packages", _packages()),
         ("cache", _cache(settings)),
     ):
         _print_section(title, rows)
     if heap is not None:
         print(f"\nheap of one rank\n{heap}")
+    if heap is not None and namespace.intermediate is not None:
+        _print_section("expert compute of one rank (bf16, gather)", _expert_memory(namespace))
     return 0
 
 
@@ -153,6 +158,33 @@ def _compilers(settings: Settings) -> Iterator[Row]:
         yield "NVRTC", nvrtc_version()
     except CompilationError as error:
         yield "NVRTC", f"none ({error})"
+
+
+def _expert_compute(settings: Settings) -> Iterator[Row]:
+    """Backends of the grouped GEMMs, and which one ``"auto"`` takes."""
+    from nvep.moe.grouped_gemm.choice import describe
+
+    try:
+        emulated = choose_device_kind(settings.device) == "emulated"
+    except DeviceError:
+        emulated = True
+    yield from describe(emulated=emulated)
+
+
+def _expert_memory(namespace: argparse.Namespace) -> Iterator[Row]:
+    """Weights and work areas of a rank that holds its even share of the experts."""
+    from nvep.moe.grouped_gemm import ExpertShape
+    from nvep.moe.grouped_gemm.gather import lane_memory
+
+    hidden, local = namespace.row_bytes // 2, -(-namespace.experts // namespace.ranks)
+    shape = ExpertShape(
+        namespace.ranks, namespace.max_tokens, namespace.top_k, namespace.experts, local, hidden,
+        namespace.intermediate, "bf16",
+    )  # fmt: skip
+    areas = {name: size * namespace.lanes for name, size in lane_memory(shape, _INFO_BLOCKS).items()}
+    sizes = {f"weights of {local} experts": 6 * local * hidden * namespace.intermediate, **areas}
+    for name, nbytes in {**sizes, "sum": sum(sizes.values())}.items():
+        yield name, f"{nbytes:>20,} B"
 
 
 def _packages() -> Iterator[Row]:

@@ -11,12 +11,14 @@ from typing import Any, Protocol
 from nvep.arrays import DeviceArray
 from nvep.errors import ArgumentError
 from nvep.exchange import Exchange
+from nvep.moe.layer import MoELayer
 from nvep.moe.overlap_batch import (
     MicroBatch,
     ReceiveHook,
     Split,
     agree_split,
     compute_multiprocessors,
+    exchange_of,
     send_combine,
     send_dispatch,
     split_tokens,
@@ -67,11 +69,12 @@ class OverlapRunner:
 
     Parameters
     ----------
-    exchange : Exchange or sequence of Exchange
-        One for all layers, or one for each, with a lane for each micro-batch.
+    targets : Exchange, MoELayer, or sequence of them
+        What dispatches and combines: one for all layers, or one for each, with a lane for each micro-batch.
     computations : mapping
         What runs the phases that are not the exchange's, by name: called with the `MicroBatch`, it enqueues work on
-        ``batch.stream``. Kernels are loaded before the first step, as always.
+        ``batch.stream``. Kernels are loaded before the first step, as always. ``"experts"`` may be left out where all
+        targets are MoELayers: it is then `MoELayer.experts`.
     schedule : Schedule, optional
         Equal on all ranks. Default: `default_schedule` of one layer.
     streams : mapping, optional
@@ -89,24 +92,28 @@ class OverlapRunner:
 
     def __init__(
         self,
-        exchange: Exchange | Sequence[Exchange],
+        targets: Exchange | MoELayer | Sequence[Exchange | MoELayer],
         computations: Mapping[str, Computation],
         *,
         schedule: Schedule | None = None,
         streams: Mapping[str, Any] | None = None,
     ) -> None:
-        exchanges = [exchange] if isinstance(exchange, Exchange) else list(exchange)
-        if not exchanges or not all(isinstance(e, Exchange) for e in exchanges):
-            raise ArgumentError("exchange", exchange, "an Exchange, or one for each layer")
+        found = [targets] if isinstance(targets, (Exchange, MoELayer)) else list(targets)
+        if not found or not all(isinstance(target, (Exchange, MoELayer)) for target in found):
+            raise ArgumentError("targets", targets, "an Exchange or MoELayer, or one for each layer")
+        exchanges = [exchange_of(target) for target in found]
         self.group = exchanges[0].group
         self.device = exchanges[0].device
         self.schedule = default_schedule(exchanges[0].config) if schedule is None else schedule
         self._computations = dict(computations)
+        if all(isinstance(target, MoELayer) for target in found):
+            self._computations.setdefault("experts", self._run_experts)
         self._given = dict(streams or {})
         self._plans: dict[int, EventPlan] = {}
         self.group.together(lambda: self._check(exchanges))
         self.group.agree("schedule", (str(self.schedule), dict(self.schedule.needs)))
-        self.exchanges = exchanges if len(exchanges) > 1 else exchanges * self.schedule.layers
+        self._targets = found if len(found) > 1 else found * self.schedule.layers
+        self._exchanges = list(dict.fromkeys(exchanges))
         self.multiprocessors = compute_multiprocessors(exchanges[0])
         self._streams = {name: self.device.as_stream(stream) for name, stream in self._given.items()}
         self._events: dict[tuple[int, int], Event] = {}
@@ -118,7 +125,7 @@ class OverlapRunner:
         if not isinstance(schedule, Schedule):
             raise ArgumentError("schedule", schedule, "a Schedule")
         if len(exchanges) not in (1, schedule.layers):
-            raise ArgumentError("exchange", f"{len(exchanges)} exchanges", f"1, or {schedule.layers}: one a layer")
+            raise ArgumentError("targets", f"{len(exchanges)} targets", f"1, or {schedule.layers}: one a layer")
         for exchange in exchanges:
             if exchange.config.lanes < schedule.micro_batches:
                 raise ArgumentError("lanes", exchange.config.lanes, f"{schedule.micro_batches} or more: one each")
@@ -201,7 +208,7 @@ class OverlapRunner:
         if len({id(batch) for batch in batches}) != len(batches):
             raise ArgumentError("batches", batches, "distinct MicroBatch objects")
         main = self.device.as_stream(stream)
-        for exchange in dict.fromkeys(self.exchanges):
+        for exchange in self._exchanges:
             exchange.check()
         for index, batch in enumerate(batches):
             batch.index, batch.multiprocessors = index, self.multiprocessors
@@ -237,15 +244,21 @@ class OverlapRunner:
             yield task.phase
 
     def _enqueue(self, phase: Phase, batch: MicroBatch, stream: Stream) -> None:
-        exchange = self.exchanges[phase.layer]
+        target = self._targets[phase.layer]
         if phase.name == "dispatch_send":
-            send_dispatch(exchange, batch, lane=phase.micro_batch, stream=stream)
+            send_dispatch(target, batch, lane=phase.micro_batch, stream=stream)
         elif phase.name == "combine_send":
-            send_combine(exchange, batch, stream=stream)
+            send_combine(target, batch, stream=stream)
         elif phase.name in ("dispatch_recv", "combine_recv"):
             batch.receive()
         else:
             self._computations[phase.name](batch)
+
+    def _run_experts(self, batch: MicroBatch) -> None:
+        layer = self._targets[batch.layer]
+        assert isinstance(layer, MoELayer)
+        assert batch.arrivals is not None
+        layer.experts(batch.arrivals, stream=batch.stream)
 
     def capture(
         self, batches: Sequence[MicroBatch], *, stream: Any = None, probes: Sequence[Probe] = ()
@@ -263,7 +276,7 @@ class OverlapRunner:
                     undo.callback(graph.close)
                     outputs = self.run(batches, stream=main, probes=probes)
                 undo.pop_all()
-            return CapturedStep(graph, outputs, list(dict.fromkeys(self.exchanges)))
+            return CapturedStep(graph, outputs, self._exchanges)
 
         return self.group.together(record)
 

@@ -13,6 +13,7 @@ from nvep.config import ExchangeConfig
 from nvep.errors import ArgumentError, StepOrderError
 from nvep.exchange import Arrivals, Exchange
 from nvep.group import RankGroup
+from nvep.moe.layer import MoELayer
 from nvep.runtime.device import Stream
 
 T = TypeVar("T")
@@ -113,23 +114,30 @@ class MicroBatch:
         return self.hook()
 
 
-def send_dispatch(exchange: Exchange, batch: MicroBatch, *, lane: int = 0, stream: Any = None) -> ReceiveHook[Arrivals]:
+def exchange_of(target: Exchange | MoELayer) -> Exchange:
+    """What carries the phases of ``target``."""
+    return target.exchange if isinstance(target, MoELayer) else target
+
+
+def send_dispatch(
+    target: Exchange | MoELayer, batch: MicroBatch, *, lane: int = 0, stream: Any = None
+) -> ReceiveHook[Arrivals]:
     """Enqueue dispatch's sending half; the hook returned enqueues the receiving half on the same stream.
 
-    For engines that drive the phases themselves. Also assigns ``batch.hook``, ``batch.arrivals`` once received, and
-    ``batch.partial_rows``.
+    For engines that drive the phases themselves, of an exchange or of a layer. Also assigns ``batch.hook``, and, once
+    received, ``batch.arrivals`` and ``batch.partial_rows``.
 
     Raises
     ------
     ArgumentError, DTypeError, ShapeError, StepOrderError, PeerTimeout
         As `Exchange.dispatch_send`.
     """
-    exchange.dispatch_send(
+    target.dispatch_send(
         batch.tokens, batch.expert_ids, batch.expert_weights, num_tokens=batch.num_tokens, lane=lane, stream=stream
     )
 
     def receive() -> Arrivals:
-        arrivals = exchange.dispatch_recv(lane=lane, stream=stream)
+        arrivals = target.dispatch_recv(lane=lane, stream=stream)
         batch.arrivals, batch.partial_rows = arrivals, arrivals.partial_rows
         return arrivals
 
@@ -137,21 +145,30 @@ def send_dispatch(exchange: Exchange, batch: MicroBatch, *, lane: int = 0, strea
     return hook
 
 
-def send_combine(exchange: Exchange, batch: MicroBatch, *, stream: Any = None) -> ReceiveHook[DeviceArray]:
+def send_combine(target: Exchange | MoELayer, batch: MicroBatch, *, stream: Any = None) -> ReceiveHook[DeviceArray]:
     """Enqueue combine's sending half; the hook returned enqueues the receiving half on the same stream.
 
     Raises
     ------
     ArgumentError, DTypeError, ShapeError, StepOrderError, PeerTimeout
-        As `Exchange.combine_send`; StepOrderError also where dispatch was not received.
+        As `Exchange.combine_send`; StepOrderError also where dispatch was not received, and ArgumentError where a
+        layer is given ``batch.out`` or other partial rows than those that its experts write.
     """
     arrivals = batch.arrivals
     if arrivals is None:
         raise StepOrderError(f"combine_send of micro-batch {batch.index}: dispatch was not received")
-    exchange.combine_send(batch.partial_rows, arrivals, stream=stream)
+    if isinstance(target, MoELayer):
+        if batch.out is not None or batch.partial_rows is not arrivals.partial_rows:
+            raise ArgumentError("batch", "out or partial_rows assigned", "neither: a layer's experts know where to")
+        target.combine_send(arrivals, stream=stream)
+    else:
+        target.combine_send(batch.partial_rows, arrivals, stream=stream)
 
     def receive() -> DeviceArray:
-        batch.output = exchange.combine_recv(arrivals, out=batch.out, stream=stream)
+        if isinstance(target, MoELayer):
+            batch.output = target.combine_recv(arrivals, stream=stream)
+        else:
+            batch.output = target.combine_recv(arrivals, out=batch.out, stream=stream)
         batch.arrivals = None
         return batch.output
 

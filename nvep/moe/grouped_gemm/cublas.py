@@ -82,7 +82,7 @@ def device_sizes() -> str:
     """Whether cuBLASLt can take the sizes of groups from the device here, in words."""
     version, why = _found()
     if why:
-        return f"no ({why})"
+        return "no (there is no cuBLAS)"
     if version < _DEVICE_SIZES:
         return f"no: cuBLAS {version} is older than {_DEVICE_SIZES}; sizes of grouped GEMMs come from the host"
     return f"cuBLAS {version} has them; nvep gives sizes from the host"
