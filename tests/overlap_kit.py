@@ -16,12 +16,14 @@ from nvep.bench.kernels import FloorKernels
 from nvep.config import ExchangeConfig
 from nvep.exchange import Exchange
 from nvep.group import RankGroup, run_local
+from nvep.moe import MoELayer, MoEWeights
 from nvep.moe.overlap import STEP, MicroBatch, OverlapRunner, Phase, Schedule, default_schedule, split_tokens
 from nvep.moe.overlap_plan import plan_events
 from nvep.moe.synthetic import ScaleExperts
 from nvep.reference import RankTokens, combine, dispatch
 from nvep.reference.experts import scale_experts
-from nvep.runtime.device import Stream
+from nvep.runtime.device import Device, Stream
+from nvep.testing import moe_checks
 
 STREAMS = ("compute", "communication", "a", "b")
 POISON, DELAY_NS = 0xA5, 100_000
@@ -91,6 +93,16 @@ class Scenario:
         return [source.payloads[0] for source in sources]
 
 
+def put(device: Device, array: np.ndarray, resources: ExitStack) -> DeviceArray:
+    """A copy of ``array`` on the device."""
+    memory = device.allocate(max(array.nbytes, 16))
+    resources.callback(memory.free)
+    if array.nbytes:
+        device.copy_in(memory.address, np.ascontiguousarray(array), device.default_stream)
+        device.default_stream.synchronize()
+    return DeviceArray(memory.address, array.shape, array.dtype, owner=ArrayOwner(device))
+
+
 class Steps:
     """One rank's steps of a scenario."""
 
@@ -110,12 +122,7 @@ class Steps:
         }
 
     def _put(self, array: np.ndarray) -> DeviceArray:
-        memory = self._device.allocate(max(array.nbytes, 16))
-        self._resources.callback(memory.free)
-        if array.nbytes:
-            self._device.copy_in(memory.address, np.ascontiguousarray(array), self._device.default_stream)
-            self._device.default_stream.synchronize()
-        return DeviceArray(memory.address, array.shape, array.dtype, owner=ArrayOwner(self._device))
+        return put(self._device, array, self._resources)
 
     def _attend(self, batch: MicroBatch) -> None:
         """Move rows to where dispatch reads them: what is sent too early is poison, or the layer before."""
@@ -217,3 +224,46 @@ def check_default(scenario: Scenario, device: str, *, graph: bool) -> None:
     config, layers = scenario.config, scenario.layers
     schedules = [default_schedule(config, layers=layers, receive_on=on) for on in ("communication", "compute")]
     check_schedules(scenario, device, [*schedules, serial_schedule(config, layers=layers)], graph=graph)
+
+
+def check_layers(device: str, *, graph: bool) -> None:
+    """Two micro-batches through a MoELayer, overlapped, give the bits of the same micro-batches one after the other."""
+    case = moe_checks.MoECase(2, 6, 3, hidden=256, intermediate=128)
+
+    def body(layer: MoELayer, weights: MoEWeights) -> None:
+        exchange, rank = layer.exchange, layer.group.rank
+        runner = OverlapRunner(layer, {"attention": lambda batch: None})
+        with ExitStack() as resources:
+            resources.callback(layer.group.barrier)  # nobody frees while a peer's kernel waits
+            for index in range(2):
+                steps = [case.step(2 * index + half)[rank] for half in range(2)]
+                arrays = [(moe_checks.rows_of(t), t.expert_ids, t.expert_weights) for t in steps]
+                inputs = [tuple(put(exchange.device, a, resources) for a in three) for three in arrays]
+                layer.group.barrier()  # nor allocates
+                expected = [_by_hand(layer, *three) for three in inputs]
+                batches = [MicroBatch(*three) for three in inputs]
+                if graph:
+                    captured = runner.capture(batches)
+                    resources.callback(captured.close)
+                    captured.launch(exchange.device.default_stream)
+                    outputs = captured.outputs
+                else:
+                    outputs = runner.run(batches)
+                exchange.synchronize()
+                for half, output in enumerate(outputs):
+                    where = f"rank {rank}, step {index}, micro-batch {half}"
+                    assert output.numpy().tobytes() == expected[half].tobytes(), where
+                    moe_checks.check_output(output.numpy(), steps[half], case, weights, where)
+                layer.group.barrier()
+
+    moe_checks.run(case, device, body, lanes=2)
+
+
+def _by_hand(layer: MoELayer, *arrays: Any) -> np.ndarray:
+    layer.dispatch_send(*arrays)
+    arrivals = layer.dispatch_recv()
+    layer.experts(arrivals)
+    layer.combine_send(arrivals)
+    output = layer.combine_recv(arrivals)
+    layer.exchange.synchronize()
+    return output.numpy().copy()

@@ -62,6 +62,11 @@ def test_other_computations_may_run_beside_the_exchange() -> None:
     assert [sorted(mine) for mine in ran] == [[0, 1], [0, 1]]
 
 
+@pytest.mark.parametrize("graph", [False, True], ids=["eager", "graph"])
+def test_layers_of_experts(graph: bool) -> None:
+    kit.check_layers(DEVICE, graph=graph)
+
+
 # --- one micro-batch instead of two -----------------------------------------------------------------------------------
 
 

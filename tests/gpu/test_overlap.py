@@ -40,6 +40,11 @@ def test_random_schedules_that_keep_the_rules_give_equal_bits(graph: bool) -> No
     kit.check_schedules(scenario, DEVICE, schedules, graph=graph)
 
 
+@pytest.mark.parametrize("graph", [False, True], ids=["eager", "graph"])
+def test_layers_of_experts(graph: bool) -> None:
+    kit.check_layers(DEVICE, graph=graph)
+
+
 @pytest.mark.parametrize("protocol", ["fence", "sentinel"])
 def test_rows_of_a_real_model(protocol: str) -> None:
     config = replace(
