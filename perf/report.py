@@ -105,13 +105,14 @@ def network(found: Mapping[str, Any] | None) -> list[str]:
 
 
 def _phases_table(timed: Iterable[Result]) -> str:
-    names = ("hold_us", "receive_us", "in_flight_us", "landing_us")
+    names, counts = ("hold_us", "receive_us", "in_flight_us", "landing_us"), ("messages", "doorbells", "stalled_us")
     rows = []
     for result in timed:
         timing = result["timing"]
         pairs = [timing[name] and f"{timing[name]['dispatch']:.2f} / {timing[name]['combine']:.2f}" for name in names]
-        rows.append([result["name"], *(pair or "" for pair in pairs), timing["stalls"], timing["stalled_us"]])
-    return table(("case", "hold", "receive", "in flight", "landing", "stalls a step", "stalled us"), rows)
+        rows.append([result["name"], *(pair or "" for pair in pairs), *(timing["adapter"].get(n, "") for n in counts)])
+    head = ("hold", "receive", "in flight", "landing", "messages a step", "doorbells", "stalled us")
+    return table(("case", *head), rows)
 
 
 def _exposed(result: Result, delay: int) -> float | str:

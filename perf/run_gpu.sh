@@ -38,6 +38,7 @@ KEEP=30 step bench-ranks-8 60 "$python" -m nvep.cli bench --ranks 8 --tokens 1 8
 KEEP=8 step bench-mpi-2 90 "${mpirun[@]}" -n 2 "$python" -m nvep.cli bench --tokens 1 128 1024 --protocol fence sentinel
 KEEP=8 step bench-flushed 60 "$python" -m nvep.cli bench --flush-l2 --tokens 1 32 128 512
 KEEP=4 step bench-recorded 60 "$python" -m nvep.cli bench --trace "$trace" "${layer[@]}" --tokens 8 128 1024
+KEEP=60 step bench-transports 180 "$python" -m nvep.cli bench --transport all --json "$out/bench-transports.json"
 KEEP=4 step host-overhead 30 "$python" -m nvep.cli bench --host-overhead
 KEEP=30 step tune 180 "$python" -m nvep.cli tune --dry-run --json "$out/tune.json"
 "$python" perf/report.py "$out"/bench*.json >"$out/report.md" && echo "tables: $out/report.md" | tee -a "$out/summary.txt"

@@ -41,8 +41,9 @@ class NetworkTiming:
         The receive once everything is there. Empty for the base line.
     exposed_us : dict
         Send and receive together, by phase and by microseconds of other work between them.
-    stalls, stalled_us : float
-        Waits of sending threads for room in a ring, a step of all ranks: back-pressure, part of the hold time.
+    adapter : dict
+        A step of all ranks: ``messages``, ``bytes``, ``doorbells``; ``stalls`` and ``stalled_us``: what sending threads
+        waited for room in a ring: back-pressure, part of the hold time. Empty for the base line.
     account_us : dict
         Of an accounted case: by phase, what a block of a send did, by stage.
     """
@@ -52,8 +53,7 @@ class NetworkTiming:
     in_flight_us: ByPhase
     landing_us: ByPhase
     exposed_us: dict[str, dict[int, float]]
-    stalls: float
-    stalled_us: float
+    adapter: dict[str, float]
     account_us: dict[str, ByPhase] = field(default_factory=dict)
 
 
@@ -62,7 +62,7 @@ def time_network(exchange: Exchange, case: NetworkCase, *, inputs: Inputs, kerne
     group = exchange.group
     timer = _Timer(exchange, case, inputs, kernels)
     group.barrier()  # nobody instantiates a graph or allocates while a peer's kernel waits for him
-    before = timer.stalls()
+    before = timer.counts()
     if case.accounted:
         clear_account(exchange)
     try:
@@ -71,11 +71,11 @@ def time_network(exchange: Exchange, case: NetworkCase, *, inputs: Inputs, kerne
         arrival = timer.marks(timer.arrival) if timer.arrival else None
         exchange.synchronize(kernels.stream)
         kernels.check()
-        stalls = np.subtract(timer.stalls(), before)
+        counts = {name: count - before[name] for name, count in timer.counts().items()}
         group.barrier()
     finally:
         timer.close()
-    stalls = np.sum(group.allgather(stalls), axis=0) / timer.steps
+    everyone = group.allgather(counts)
     launches = timer.accounted_steps * group.size
     exposed = {delay: _exposed(marks) for delay, marks in delayed.items()}
     first = delayed[case.delays[0]]
@@ -85,8 +85,7 @@ def time_network(exchange: Exchange, case: NetworkCase, *, inputs: Inputs, kerne
         in_flight_us={} if arrival is None else _in_flight(arrival),
         landing_us={} if arrival is None else _span(arrival, 3),
         exposed_us={phase: {delay: found[phase] for delay, found in exposed.items()} for phase in PHASES},
-        stalls=float(stalls[0]),
-        stalled_us=float(stalls[1]) / 1e3,
+        adapter={name: sum(found[name] for found in everyone) / timer.steps for name in counts},
         account_us=account_us(np.sum(account, axis=0, dtype=np.uint64), launches) if account else {},
     )
 
@@ -175,12 +174,13 @@ class _Timer:
         kept -= kept.min()
         return np.array(self._exchange.group.allgather(kept.astype(np.float64) / 1e3))
 
-    def stalls(self) -> tuple[float, float]:
-        """Waits for room so far on this rank, and their nanoseconds."""
+    def counts(self) -> dict[str, float]:
+        """What this rank's adapter and senders counted so far."""
         if self._exchange.network is None:
-            return 0.0, 0.0
+            return {}
         found = self._exchange.network.statistics()
-        return float(found.stalls), float(found.stalled_ns)
+        counts = {name: float(getattr(found, name)) for name in ("messages", "bytes", "doorbells", "stalls")}
+        return counts | {"stalled_us": found.stalled_ns / 1e3}
 
     def close(self) -> None:
         """Free the graphs, of which none runs."""

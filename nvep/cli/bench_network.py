@@ -101,10 +101,13 @@ def print_head(device: str, ranks: int, cases: Sequence[NetworkCase], *, emulate
     print(f"\n{ranks} ranks on {device}, {LABEL}: compares schemes, measures no network")
     if emulated:
         print("EMULATED on CPU cores: relations between these figures mean nothing for a GPU")
-    print("  us, dispatch / combine, slowest rank; exposed: send + receive of both, by us of work between them")
+    print(
+        "  us, dispatch / combine, slowest rank; messages, doorbells, senders' waits for room: a step of all ranks;\n"
+        "  exposed: send + receive of both, by us of work between them"
+    )
     columns = ("hold", "receive", "in flight", "landing")
     line = f"  {'case':<{_WIDTH}}" + "".join(f"{name:>{_PAIR}}" for name in columns)
-    print(line + f"{'stalls':>8}{'stall us':>10}  exposed", flush=True)
+    print(line + f"{'messages':>10}{'doorbells':>10}{'stall us':>10}  exposed", flush=True)
 
 
 def print_result(result: NetworkResult) -> None:
@@ -116,7 +119,8 @@ def print_result(result: NetworkResult) -> None:
     pairs = (timing.hold_us, timing.receive_us, timing.in_flight_us, timing.landing_us)
     shown = ["" if not pair else f"{pair['dispatch']:.1f} / {pair['combine']:.1f}" for pair in pairs]
     line = f"  {result.case.label():<{_WIDTH}}" + "".join(f"{text:>{_PAIR}}" for text in shown)
-    line += f"{timing.stalls:>8.0f}{timing.stalled_us:>10.1f}"
+    counts = {"messages": 0.0, "doorbells": 0.0, "stalled_us": 0.0, **timing.adapter}
+    line += f"{counts['messages']:>10.0f}{counts['doorbells']:>10.0f}{counts['stalled_us']:>10.1f}"
     print(line + "  " + ", ".join(f"{d}: {us:.1f}" for d, us in result.exposed_us.items()), flush=True)
 
 

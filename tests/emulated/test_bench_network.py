@@ -50,7 +50,21 @@ def test_the_base_line_has_nothing_in_flight() -> None:
     (result,) = _run(replace(SMALL, transport="nvlink"))
     assert result.timing is not None
     assert result.label == ""
-    assert result.timing.in_flight_us == result.timing.landing_us == {}
+    assert result.timing.in_flight_us == result.timing.landing_us == result.timing.adapter == {}
+
+
+def test_all_schemes_send_the_same_messages() -> None:
+    """Bytes, rows and near peers alike: they differ in doorbells alone."""
+    sent, doorbells = set(), {}
+    for transport in NETWORK_TRANSPORTS:
+        (result,) = _run(replace(SMALL, transport=transport, ranks=4, domain_size=2))
+        assert result.timing is not None
+        sent.add((result.timing.adapter["messages"], result.timing.adapter["bytes"]))
+        doorbells[transport] = result.timing.adapter["doorbells"]
+    assert len(sent) == 1
+    assert min(sent)[0] > 0
+    assert doorbells["gpi"] == doorbells["gpi-mc"] == 0
+    assert min(doorbells["gdaki"], doorbells["free-flow"]) > 0
 
 
 # Which stages a scheme has; what it does not do takes no time.

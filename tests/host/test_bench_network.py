@@ -42,7 +42,9 @@ def _result(case: NetworkCase) -> NetworkResult:
     both = {"dispatch": hold, "combine": hold / 2}
     arrival = both if case.networked else {}
     account = {"dispatch": dict.fromkeys((*STAGES, "total"), 1.0), "combine": {}} if case.accounted else {}
-    timing = NetworkTiming(both, both, arrival, arrival, {"dispatch": exposed, "combine": exposed}, 1.0, 2.0, account)
+    timing = NetworkTiming(
+        both, both, arrival, arrival, {"dispatch": exposed, "combine": exposed}, {"stalls": 1.0}, account
+    )
     return NetworkResult(case, "soft NIC (emulated)" if case.networked else "", timing)
 
 
