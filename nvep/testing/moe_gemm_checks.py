@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from nvep.runtime.device import Device
-from nvep.testing.moe_gemms import GemmCase, MakeGemm, Step, check_partial_rows, gemm_bench, make_step
+from nvep.testing.moe_gemms import GemmCase, MakeGemm, check_partial_rows, gemm_bench, make_step, wide_experts
 from nvep.testing.steps import same
 
 # Several segments of the inner dimension, tiles that end inside a warp, more tokens of an expert than a tile holds.
@@ -55,11 +55,42 @@ def check_rows_alone(device: Device, case: GemmCase, make: MakeGemm) -> None:
         together = bench.run(step).copy()
         same(bench.run(step), together, "again")
         order = rng.permutation(len(step.ids))
-        moved = Step(
-            step.rows[order], tuple(p[order] for p in step.payloads), step.ids[order], step.weights[order], step.counts
-        )
+        payloads = tuple(payload[order] for payload in step.payloads)
+        moved = replace(step, payloads=payloads, ids=step.ids[order], weights=step.weights[order])
         same(bench.run(moved), together[order], "in other places")
         for row in rng.choice(len(step.ids), 3, replace=False).tolist():
             ids = np.full_like(step.ids, -1)
             ids[row] = step.ids[row]
             same(bench.run(replace(step, ids=ids))[row], together[row], f"row {row} alone")
+
+
+# Norm of the error over the norm of the output, against float64 of the rows and weights given.
+ACCURACY = {
+    "bf16": (GemmCase(hidden=256, intermediate=128), 1e-2),
+    "fp16": (GemmCase(hidden=256, intermediate=128, row_format="fp16"), 1e-2),
+    "fp8_block": (GemmCase(hidden=256, intermediate=128, row_format="fp8_block", weight_format="fp8_block"), 6e-2),
+    "fp8_block_ue8m0": (GemmCase(hidden=256, intermediate=128, row_format="fp8_block_ue8m0"), 6e-2),
+    "mxfp8": (GemmCase(hidden=256, intermediate=128, row_format="mxfp8"), 6e-2),
+}
+
+
+def check_accuracy(device: Device, case: GemmCase, make: MakeGemm, limit: float) -> None:
+    """Partial rows of a full buffer, as a whole, within ``limit`` of float64."""
+    rng = np.random.default_rng(23)
+    weights = case.weights(rng)
+    experts = [replace(expert, biases=None) for expert in wide_experts(case, weights)]
+    with gemm_bench(device, case, make, weights) as bench:
+        step = make_step(case, rng, [case.max_tokens] * case.ranks, local_only=True)
+        got = bench.run(step).astype(np.float64)
+    exact = np.full(got.shape, np.nan)
+    for row, ids in enumerate(step.ids.tolist()):
+        x = step.given[row].astype(np.float64)
+        for k, e in enumerate(ids):
+            if e < 0:
+                continue
+            gate, up = experts[e].gate @ x, experts[e].up @ x
+            output = float(step.weights[row, k]) * (experts[e].down @ (gate / (1 + np.exp(-gate)) * up))
+            exact[row] = output if np.isnan(exact[row, 0]) else exact[row] + output
+    written = ~np.isnan(exact[:, 0])
+    error = np.linalg.norm((got - exact)[written]) / np.linalg.norm(exact[written])
+    assert limit / 100 < error < limit, f"{case}: {error:.2e}"  # far smaller would be another computation

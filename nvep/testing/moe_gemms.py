@@ -75,8 +75,9 @@ class GemmCase:
 
 @dataclass(frozen=True)
 class Step:
-    """What arrived, on the host: rows as they are and as they travel, ids, weights, counts."""
+    """What arrived, on the host: rows as given, as decoded and as they travel, ids, weights, counts."""
 
+    given: Array
     rows: Array
     payloads: tuple[Array, ...]
     ids: Array
@@ -100,7 +101,7 @@ def make_step(case: GemmCase, rng: np.random.Generator, counts: list[int], *, lo
     ids[empty], weights[empty] = -1, np.nan
     for payload in payloads:
         payload[empty] = NAN_BYTE
-    return Step(decoded, payloads, ids, weights, np.array(counts, np.int32))
+    return Step(rows, decoded, payloads, ids, weights, np.array(counts, np.int32))
 
 
 class GemmBench:

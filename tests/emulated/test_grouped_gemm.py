@@ -108,3 +108,9 @@ def test_library_steps_in_a_graph(device: EmulatedDevice, strategy: str) -> None
             got = bench.arrivals.partial_rows.numpy().reshape(-1, case.hidden)
             check_partial_rows(got, step, (case, weights), f"replay {index}", rounds=True)
         graph.close()
+
+
+@pytest.mark.parametrize("name", checks.ACCURACY)
+def test_accuracy(device: EmulatedDevice, name: str) -> None:
+    case, limit = checks.ACCURACY[name]
+    checks.check_accuracy(device, case, BACKENDS["gather"], limit)

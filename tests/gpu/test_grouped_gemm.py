@@ -60,3 +60,9 @@ def test_library_within_bounds(device: CudaDevice, case: str, strategy: str) -> 
         pytest.skip(why)
     make = partial(LibraryGroupedGemm, strategy=strategy)
     checks.check_case(device, {**checks.CASES, **LARGER}[case], make, rounds=True)
+
+
+@pytest.mark.parametrize("name", checks.ACCURACY)
+def test_accuracy(device: CudaDevice, name: str) -> None:
+    case, limit = checks.ACCURACY[name]
+    checks.check_accuracy(device, case, BACKENDS["gather"], limit)
