@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -94,6 +95,18 @@ def test_a_rank_without_tokens_takes_part() -> None:
         steps.check(outputs, "a rank with none")
 
     kit.on_ranks(Scenario((2, 0)), DEVICE, body)
+
+
+def test_hosts_that_are_late_change_nothing() -> None:
+    def body(steps: Steps) -> None:
+        rng = random.Random(steps.exchange.group.rank)
+        runner = OverlapRunner(steps.exchange, steps.computations)
+        for index in range(3):
+            steps.poison()
+            outputs = runner.run(steps.batches(), on_yield=lambda phase: time.sleep(rng.choice((0.0, 0.003))))
+            steps.check(outputs, f"step {index}")
+
+    kit.on_ranks(Scenario((6, 2, 5)), DEVICE, body)
 
 
 # --- engines ----------------------------------------------------------------------------------------------------------

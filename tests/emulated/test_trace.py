@@ -14,6 +14,7 @@ import pytest
 from nvep.cli.main import main as nvep_command
 from nvep.moe.overlap import Schedule
 from nvep.testing.mpirun import run_mpi
+from tests.trace_kit import check_order, spans_of
 
 FEW = ["--replays", "2", "--attention-us", "50", "--experts-us", "50"]
 
@@ -30,35 +31,6 @@ def _emulated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NVEP_DEVICE", "emulated")
 
 
-def _spans(document: dict[str, Any], mode: str) -> dict[tuple[int, str], tuple[float, float, int]]:
-    """(rank, phase with layer and micro-batch): start, end, row."""
-    pids = {
-        event["pid"]
-        for event in document["traceEvents"]
-        if event["name"] == "process_name" and f"overlap {mode}," in event["args"]["name"]
-    }
-    return {
-        (event["args"]["rank"], event["name"]): (event["ts"], event["ts"] + event["dur"], event["tid"])
-        for event in document["traceEvents"]
-        if event["ph"] == "X" and event["pid"] in pids
-    }
-
-
-def _check_order(spans: dict[tuple[int, str], tuple[float, float, int]], *, ranks: int, layers: int) -> None:
-    """Phases of a micro-batch follow one another, and no receive ends before every rank began to send."""
-    chain = ("attention", "dispatch_send", "dispatch_recv", "experts", "combine_send", "combine_recv")
-    batches = {name.rpartition(".")[2] for _, name in spans}
-    for rank in range(ranks):
-        for batch in batches:
-            names = [f"{phase} {layer}.{batch}" for layer in range(layers) for phase in chain]
-            for before, after in pairwise(names):
-                assert spans[rank, before][1] <= spans[rank, after][0], (rank, before, after)
-    for (rank, name), (_, end, _) in spans.items():
-        if name.split()[0].endswith("recv"):
-            sent = [spans[other, name.replace("recv", "send")][0] for other in range(ranks)]
-            assert max(sent) <= end, (rank, name)
-
-
 def test_a_trace_with_and_without_overlap(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     document = _trace(tmp_path, "--overlap", "on", "off", "single", "--tokens", "6", "--protocol", "fence")
     about = document["otherData"]
@@ -70,16 +42,16 @@ def test_a_trace_with_and_without_overlap(tmp_path: Path, capsys: pytest.Capture
     assert len(labels) == 6
     assert all("EMULATED" in label for label in labels)
     for mode, batches in (("on", 2), ("off", 2), ("single", 1)):
-        spans = _spans(document, mode)
+        spans = spans_of(document, mode)
         assert len(spans) == 2 * 2 * batches * 6
-        _check_order(spans, ranks=2, layers=2)
+        check_order(spans, ranks=2, layers=2)
     for mode in ("off", "single"):
-        spans = _spans(document, mode)
+        spans = spans_of(document, mode)
         for rank in range(2):
             mine = sorted(span for (r, _), span in spans.items() if r == rank)
             assert all(a[1] <= b[0] for a, b in pairwise(mine)), "one stream runs one phase at a time"
             assert {row for _, _, row in mine} == {0}
-    assert len({row for _, _, row in _spans(document, "on").values()}) == 3
+    assert len({row for _, _, row in spans_of(document, "on").values()}) == 3
     flows = [e for e in document["traceEvents"] if e["ph"] in "sf"]
     assert len({e["id"] for e in flows}) * 2 == len(flows) > 0
     shown = capsys.readouterr().out
@@ -90,7 +62,7 @@ def test_a_trace_with_and_without_overlap(tmp_path: Path, capsys: pytest.Capture
 def test_a_trace_over_a_network_adapter_is_labelled(tmp_path: Path) -> None:
     document = _trace(tmp_path, "--overlap", "on", "--transport", "gpi", "--layers", "1", "--tokens", "4")
     assert document["otherData"]["network"] == "emulated adapter"
-    _check_order(_spans(document, "on"), ranks=2, layers=1)
+    check_order(spans_of(document, "on"), ranks=2, layers=1)
 
 
 def test_a_trace_by_a_schedule_of_ones_own_and_a_router_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -104,16 +76,16 @@ def test_a_trace_by_a_schedule_of_ones_own_and_a_router_log(tmp_path: Path, caps
     document = _trace(tmp_path, *options, "--overlap", "on", "off", "--ranks", "3")
     assert document["otherData"]["case"]["experts"] == 5
     assert document["otherData"]["equal_bits"]
-    spans = _spans(document, "on")
+    spans = spans_of(document, "on")
     assert len({row for _, _, row in spans.values()}) == 2
-    _check_order(spans, ranks=3, layers=1)
+    check_order(spans, ranks=3, layers=1)
 
 
 def test_a_trace_of_ranks_that_are_processes(tmp_path: Path) -> None:
     out = tmp_path / "trace.json"
     options = ["trace", "--out", str(out), *FEW, "--tokens", "4", "--overlap", "on"]
     run_mpi(2, [sys.executable, "-m", "nvep.cli.main", *options], timeout=60).require_success()
-    _check_order(_spans(json.loads(out.read_text()), "on"), ranks=2, layers=2)
+    check_order(spans_of(json.loads(out.read_text()), "on"), ranks=2, layers=2)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import sys
 import types
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -24,7 +25,7 @@ from nvep.moe.overlap import (
     split_tokens,
 )
 from nvep.moe.overlap_plan import START, EventPlan, plan_events
-from nvep.moe.overlap_schedule import COMPUTE
+from nvep.moe.overlap_schedule import COMPUTE, SENDS
 from tests.overlap_kit import random_schedule
 
 CONFIG = ExchangeConfig(num_experts=4, top_k=2, max_tokens=8, row_bytes=64, lanes=3)
@@ -226,6 +227,55 @@ def test_events_of_the_default_schedule() -> None:
         "0.0 combine_recv communication:0",
         "0.1 combine_recv communication:1",
     ]
+
+
+# --- ranks that wait for one another ----------------------------------------------------------------------------------
+
+
+def _all_end(plans: list[EventPlan], rng: random.Random) -> bool:
+    """Run the queues of all ranks, in any order that streams, events and messages allow: does every phase end?"""
+    done: set[tuple[int, int]] = {(rank, START) for rank in range(len(plans))}
+    sent: set[tuple[int, str, int, int]] = set()  # rank, phase, layer, micro-batch
+    queues = {
+        (rank, queue): [i for i, task in enumerate(plan.tasks) if task.queue == queue]
+        for rank, plan in enumerate(plans)
+        for queue in plan.queues
+    }
+
+    def may_end(rank: int, index: int) -> bool:
+        task = plans[rank].tasks[index]
+        if any((rank, waited) not in done for waited in task.waits):
+            return False
+        send = SENDS.get(task.phase.name)
+        needed = ((r, send or "", task.phase.layer, task.phase.micro_batch) for r in range(len(plans)))
+        return send is None or all(key in sent for key in needed)
+
+    while any(queues.values()):
+        ready = [key for key, waiting in queues.items() if waiting and may_end(key[0], waiting[0])]
+        if not ready:
+            return False
+        rank, queue = rng.choice(ready)
+        index = queues[rank, queue].pop(0)
+        done.add((rank, index))
+        phase = plans[rank].tasks[index].phase
+        sent.add((rank, phase.name, phase.layer, phase.micro_batch))
+    return True
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_no_schedule_makes_ranks_wait_for_ever(seed: int) -> None:
+    rng = random.Random(seed)
+    plan = plan_events(random_schedule(rng))
+    assert all(_all_end([plan] * 3, rng) for _ in range(5))
+
+
+def test_ranks_with_different_schedules_would_wait_for_ever() -> None:
+    """Which is why the runner compares them: each is sound by itself."""
+    forwards = serial_schedule(CONFIG, micro_batches=2)
+    backwards = Schedule(tuple(replace(phase, micro_batch=1 - phase.micro_batch) for phase in forwards))
+    plans = [plan_events(forwards), plan_events(backwards)]
+    assert not _all_end(plans, random.Random(0))
+    assert all(_all_end([plan] * 2, random.Random(0)) for plan in plans)
 
 
 # --- how tokens are split ---------------------------------------------------------------------------------------------
