@@ -176,6 +176,14 @@ def _checked_lazy(spec: InputSpec, array: LazyExperts) -> LazyExperts:
     return array
 
 
+def _expert(tensor: ExpertTensor, expert: int, element: np.dtype[Any]) -> np.ndarray:
+    array: np.ndarray = np.ascontiguousarray(tensor[expert], dtype=element)
+    # Kernels take e4m3 apart as if every code were a number.
+    if element == _FP8 and ((array.view(np.uint8) & 0x7F) == 0x7F).any():
+        raise ArgumentError("weights", f"NaN in expert {expert}", "finite e4m3 matrices")
+    return array
+
+
 class LocalExperts:
     """One rank's experts on its device, in ascending order of their global ids.
 
@@ -234,7 +242,7 @@ class LocalExperts:
         memory = self._allocate(device, len(mine) * nbytes)
         for position, expert in enumerate(mine):
             address = memory.address + position * nbytes
-            device.copy_in(address, np.ascontiguousarray(tensor[expert], dtype=element), device.default_stream)
+            device.copy_in(address, _expert(tensor, expert, element), device.default_stream)
             device.default_stream.synchronize()  # copies that wait in a stream would hold the experts in memory
         return memory
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import ml_dtypes
 import numpy as np
 
+from nvep.moe import MoEWeights
+from nvep.moe.naming import ExpertParts
 from nvep.runtime.device import Device
 from nvep.testing.moe_gemms import GemmCase, MakeGemm, check_partial_rows, gemm_bench, make_step, wide_experts
 from nvep.testing.steps import same
@@ -94,3 +97,25 @@ def check_accuracy(device: Device, case: GemmCase, make: MakeGemm, limit: float)
     written = ~np.isnan(exact[:, 0])
     error = np.linalg.norm((got - exact)[written]) / np.linalg.norm(exact[written])
     assert limit / 100 < error < limit, f"{case}: {error:.2e}"  # far smaller would be another computation
+
+
+def check_e4m3_codes(device: Device, make: MakeGemm) -> None:
+    """Every finite e4m3 weight counts as what it is: outputs are the codes' values, bit for bit."""
+    case = GemmCase(
+        ranks=1, max_tokens=1, top_k=1, num_experts=1, local=(0,), hidden=256, intermediate=256, activation="plain",
+        weight_format="fp8_block",
+    )  # fmt: skip
+    codes = np.arange(256, dtype=np.uint8)
+    codes[(codes & 0x7F) == 0x7F] = 0  # NaN
+    values = codes.view(ml_dtypes.float8_e4m3fn)
+    gate, up = np.zeros((2, 1, 256, 256), values.dtype)
+    gate[0, :, 3], up[0, :, 3] = values, 1
+    scales = ExpertParts(*(np.ones((1, 2, 2), np.float32) for _ in range(3)))
+    weights = MoEWeights(gate, up, np.eye(256, dtype=np.float32).astype(values.dtype)[None], None, scales)
+    step = make_step(case, np.random.default_rng(0), [1])
+    rows = np.zeros((1, 256), ml_dtypes.bfloat16)
+    rows[0, 3] = 1
+    one = np.ones((1, 1), np.float32)
+    step = replace(step, payloads=(rows.view(np.uint8),), ids=np.zeros((1, 1), np.int32), weights=one)
+    with gemm_bench(device, case, make, weights) as bench:
+        same(bench.run(step)[0] + np.float32(0.0), values.astype(np.float32) + np.float32(0.0), "codes")  # -0 is 0

@@ -136,5 +136,5 @@ extern "C" __global__ void __launch_bounds__(256, 2)
     moe_gather_down(const __grid_constant__ GatherArguments arguments) {
   NVEP_SHARED(GatherShared, shared);
   NVEP_DYNAMIC_SHARED(memory);
-  gather_tiles<Down>(arguments, shared, memory, {arguments.intermediate, 0, 1.0f});
+  gather_tiles<Down>(arguments, shared, memory, {arguments.intermediate, 0});
 }

@@ -70,7 +70,5 @@ extern "C" __global__ void __launch_bounds__(256, 2)
     moe_gather_gate_up(const __grid_constant__ GatherArguments arguments) {
   NVEP_SHARED(GatherShared, shared);
   NVEP_DYNAMIC_SHARED(memory);
-  const float tensor_scale =
-      arguments.tensor_scale ? load_weak(reinterpret_cast<const float*>(arguments.tensor_scale)) : 1.0f;
-  gather_tiles<GateUp>(arguments, shared, memory, {arguments.rows, arguments.row_scales, tensor_scale});
+  gather_tiles<GateUp>(arguments, shared, memory, {arguments.rows, arguments.row_scales});
 }

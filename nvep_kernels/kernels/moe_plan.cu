@@ -1,6 +1,7 @@
 // Which pairs (row, k) each local expert computes, in ascending order whatever the launch: one block per expert. Every
 // warp counts the matches in its own stretch of the received ids, then writes them behind those of earlier warps.
 #include "moe/experts.cuh"
+#include "primitives/launch.cuh"
 
 using namespace nvep;
 
@@ -85,6 +86,7 @@ __device__ inline u32 for_matches(const PlanArguments& a, const PlanShared& shar
 
 extern "C" __global__ void moe_plan(const __grid_constant__ PlanArguments arguments) {
   NVEP_SHARED(PlanShared, shared);
+  grid_dependency_launch();
   const StepPlan plan = step_plan(arguments.plan);
   load_tables(arguments, shared);
   const u32 rows = shared.first[moe::kRanks], total = rows * moe::kTopK;

@@ -3,6 +3,7 @@
 // segments in order.
 #pragma once
 #include "moe/ring.cuh"
+#include "primitives/launch.cuh"
 
 namespace nvep {
 
@@ -162,6 +163,8 @@ struct Gather {
 template <class Problem, class Arguments>
 __device__ __forceinline__ void gather_tiles(const Arguments& a, GatherShared& shared, char* memory,
                                              const RowSource& source) {
+  grid_dependency_launch();
+  grid_dependency_wait();  // for the kernel before, which this one may be launched beside
   Problem::fill(shared.offsets, step_plan(a.plan).counts);
   Gather<Problem, Arguments> work = {a, shared, {Problem::units(shared.offsets), gridDim.x}};
   work.run(reinterpret_cast<uint4*>(memory), source);

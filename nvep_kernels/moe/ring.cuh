@@ -97,7 +97,7 @@ struct Ring {
       const u32 slot = threadIdx.x + kGatherThreads * i;
       uint4* shared =
           stage(number) + kWeightSlots + token_slot<Weights::kParts>(slot / kTokenUnits, slot % kTokenUnits);
-      Rows::settle(pending[i], shared, source);
+      Rows::settle(pending[i], shared);
     }
   }
 

@@ -10,7 +10,6 @@ namespace nvep {
 struct RowSource {
   u64 rows;
   u64 scales;
-  float tensor_scale;
 };
 
 // bf16 rows of kRowBytes: copied while the thread goes on.
@@ -22,7 +21,7 @@ struct RowsBf16 {
     const u64 address = from.rows + static_cast<u64>(row) * kRowBytes + (inside ? element : 0) * 2;
     async_copy_16(shared, reinterpret_cast<const void*>(address), inside);
   }
-  __device__ __forceinline__ static void settle(const Pending&, uint4*, const RowSource&) {}
+  __device__ __forceinline__ static void settle(const Pending&, uint4*) {}
 };
 
 // Encoded rows, decoded on the way and rounded to bf16.
@@ -46,9 +45,9 @@ struct RowsDecoded {
     const u64 scales = from.scales + static_cast<u64>(row) * kScaleRowBytes;
     pending.scale = reinterpret_cast<const Scale*>(scales)[element / Format::kBlock];
   }
-  __device__ __forceinline__ static void settle(const Pending& pending, uint4* shared, const RowSource& from) {
+  __device__ __forceinline__ static void settle(const Pending& pending, uint4* shared) {
     float x[kUnitElements] = {};
-    if (pending.inside) Format::decode(pending.unit, pending.scale, from.tensor_scale, x);
+    if (pending.inside) Format::decode(pending.unit, pending.scale, 1.0f, x);
     *shared = ElementsBf16::pack(x);
   }
 };

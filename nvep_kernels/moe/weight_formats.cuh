@@ -7,7 +7,7 @@
 namespace nvep {
 
 struct WeightBf16 {
-  static constexpr u32 kElementBytes = 1 * 2;
+  static constexpr u32 kElementBytes = 2;
   static constexpr u32 kChunk = 64;  // elements: 128 bytes
   static constexpr u32 kParts = 1;   // groups of eight elements in a unit
   static constexpr u32 kTileTokens = 64;
@@ -17,7 +17,7 @@ struct WeightBf16 {
   __device__ __forceinline__ static uint4 part(const uint4& unit, u32) { return unit; }
 };
 
-// e4m3 with a float32 scale for each block of 128 x 128, applied to sums over a chunk: bf16 holds every e4m3 exactly.
+// e4m3, all finite, with a float32 scale for each block of 128 x 128, applied to sums over a chunk.
 struct WeightFp8Block {
   static constexpr u32 kElementBytes = 1;
   static constexpr u32 kChunk = 128;
@@ -25,13 +25,9 @@ struct WeightFp8Block {
   static constexpr u32 kTileTokens = 32;
   static constexpr u32 kScaleBlock = 128;
 
-  __device__ __forceinline__ static u32 pair(u32 two) {
-    const float2 v = e4m3x2_to_float2(static_cast<u16>(two));
-    return floats_to_bf16(v.x, v.y);
-  }
   __device__ __forceinline__ static uint4 part(const uint4& unit, u32 which) {
-    const u32 low = which ? unit.z : unit.x, high = which ? unit.w : unit.y;
-    return make_uint4(pair(low & 0xffffu), pair(low >> 16), pair(high & 0xffffu), pair(high >> 16));
+    const uint2 low = e4m3x4_to_bf16x4(which ? unit.z : unit.x), high = e4m3x4_to_bf16x4(which ? unit.w : unit.y);
+    return make_uint4(low.x, low.y, high.x, high.y);
   }
 };
 

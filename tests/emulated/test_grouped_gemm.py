@@ -114,3 +114,18 @@ def test_library_steps_in_a_graph(device: EmulatedDevice, strategy: str) -> None
 def test_accuracy(device: EmulatedDevice, name: str) -> None:
     case, limit = checks.ACCURACY[name]
     checks.check_accuracy(device, case, BACKENDS["gather"], limit)
+
+
+def test_e4m3_codes(device: EmulatedDevice) -> None:
+    checks.check_e4m3_codes(device, BACKENDS["gather"])
+
+
+def test_nan_weights_are_refused(device: EmulatedDevice) -> None:
+    case = GemmCase(weight_format="fp8_block")
+    weights = case.weights(np.random.default_rng(0))
+    weights.up[3, 2, 1] = np.nan
+    with (
+        pytest.raises(ArgumentError, match="weights: got 'NaN in expert 3'"),
+        gemm_bench(device, case, BACKENDS["gather"], weights),
+    ):
+        pass

@@ -66,3 +66,7 @@ def test_library_within_bounds(device: CudaDevice, case: str, strategy: str) -> 
 def test_accuracy(device: CudaDevice, name: str) -> None:
     case, limit = checks.ACCURACY[name]
     checks.check_accuracy(device, case, BACKENDS["gather"], limit)
+
+
+def test_e4m3_codes(device: CudaDevice) -> None:
+    checks.check_e4m3_codes(device, BACKENDS["gather"])

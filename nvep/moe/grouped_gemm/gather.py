@@ -24,7 +24,6 @@ GATHER_ARGUMENTS = ArgumentStruct(
     [
         Field("rows", "u64"),
         Field("row_scales", "u64"),
-        Field("tensor_scale", "u64"),
         Field("expert_ids", "u64"),
         Field("expert_weights", "u64"),
         Field("partial_rows", "u64"),
@@ -182,7 +181,7 @@ class GatherGroupedGemm(GroupedGemm):
     def _gather_shape(self, kernel: Any, shared: int) -> LaunchShape:
         most = self.device.resident_blocks(kernel, THREADS, shared_bytes=shared)
         blocks = min(most, self.device.default_blocks) if self.device.emulated else most
-        return LaunchShape(blocks, THREADS, shared_bytes=shared)
+        return LaunchShape(blocks, THREADS, dependent=True, shared_bytes=shared)  # always behind the kernel before
 
     def _lane(self) -> tuple[ctypes.Structure, ctypes.Structure]:
         memory = self.device.allocate(sum(self._sizes.values()))
