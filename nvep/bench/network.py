@@ -38,6 +38,8 @@ class NetworkCase:
         Placement of rings, see `SoftNicModel`.
     domain_size : int
         Ranks in groups of this many reach one another directly.
+    queue_depth : int or None
+        Entries of each ring; None: as many as the messages of a step, so that nothing waits for room by their depth.
     delays : tuple of int
         Microseconds of other work of the GPU between a send and its receive, ascending.
     accounted : bool
@@ -55,6 +57,7 @@ class NetworkCase:
     blocks: int = 8
     ring_memory: str = "default"
     domain_size: int = 1
+    queue_depth: int | None = None
     delays: tuple[int, ...] = (0,)
     accounted: bool = False
     unrolled: int = 4
@@ -86,11 +89,11 @@ class NetworkCase:
         return Case(self.ranks, self.tokens, self.hidden, "bf16", self.experts, self.top_k, max_blocks=self.blocks)
 
     def config(self) -> ExchangeConfig:
-        """The exchange it runs on. Rings hold every message of a step, so that none waits for room by their depth."""
+        """The exchange it runs on."""
         messages = self.room * min(self.top_k, self.ranks) + 2 * self.ranks
         network: dict[str, Any] = {"protocol": "fence"}
         if self.networked:
-            depth = min(_LARGEST_RING, 1 << max(6, (messages - 1).bit_length()))
+            depth = self.queue_depth or min(_LARGEST_RING, 1 << max(6, (messages - 1).bit_length()))
             network = {"domain_size": self.domain_size, "queue_depth": depth, "account_sends": self.accounted}
         return ExchangeConfig(
             num_experts=self.experts,
@@ -114,7 +117,7 @@ class NetworkCase:
     def point(self) -> tuple[Any, ...]:
         """What transports are compared at: everything but the transport and how it is timed."""
         sizes = (self.ranks, self.tokens, self.hidden, self.experts, self.top_k, self.blocks)
-        return *sizes, self.ring_memory, self.domain_size
+        return *sizes, self.ring_memory, self.domain_size, self.queue_depth
 
     def label(self) -> str:
         """Short name: only what differs from the base case, after transport, ranks and tokens."""
@@ -124,6 +127,7 @@ class NetworkCase:
         parts += [f"e{self.experts}-k{self.top_k}"] if (self.experts, self.top_k) != (base.experts, base.top_k) else []
         parts += [f"rings-{self.ring_memory}"] if self.ring_memory != base.ring_memory else []
         parts += [f"domain{self.domain_size}"] if self.domain_size != base.domain_size else []
+        parts += [f"depth{self.queue_depth}"] if self.queue_depth else []
         parts += ["accounted"] if self.accounted else []
         return "-".join(parts)
 
@@ -132,8 +136,8 @@ def _over(transports: Iterable[str], points: Iterable[NetworkCase]) -> list[Netw
     """Every point over every transport; the base line has no rings that could be elsewhere, nor any to account."""
     cases = [replace(point, transport=transport) for point in points for transport in transports]
     default = NetworkCase()
-    plain = (default.ring_memory, default.domain_size, False)
-    found = [c for c in cases if c.networked or (c.ring_memory, c.domain_size, c.accounted) == plain]
+    plain = (default.ring_memory, default.domain_size, None, False)
+    found = [c for c in cases if c.networked or (c.ring_memory, c.domain_size, c.queue_depth, c.accounted) == plain]
     return sorted(unique(found), key=lambda case: case.ranks)
 
 
@@ -171,6 +175,7 @@ def full_network_cases(transports: Iterable[str] = TRANSPORTS) -> list[NetworkCa
     points += [replace(base, ranks=2, blocks=b, tokens=t) for b in (1, 4, 16, 32, 57, 64) for t in (8, 128, 512)]
     points += [replace(base, ring_memory=m, tokens=t) for m in ("host", "device") for t in TOKENS]
     points += [replace(base, domain_size=d, tokens=t) for d in (2, 4) for t in (8, 128, 512)]
+    points += [replace(base, queue_depth=d, tokens=t) for d in (128, 512) for t in (8, 128, 512)]
     points += [replace(base, accounted=True, delays=(0,), ring_memory=m) for m in ("host", "device")]
     points += [replace(base, accounted=True, delays=(0,), tokens=t) for t in TOKENS]
     return sorted(unique([*_over(transports, points), *default_network_cases(transports)]), key=lambda case: case.ranks)

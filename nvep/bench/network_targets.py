@@ -94,6 +94,7 @@ def _of_transport(results: Sequence[NetworkResult], transport: str) -> Iterator[
             continue
         at = f"{case.ranks} ranks, {case.blocks} blocks, rings {case.ring_memory}"
         at += f", domains of {case.domain_size}" if case.domain_size > 1 else ""
+        at += f", rings of {case.queue_depth}" if case.queue_depth else ""
         yield Target(transport, f"hold at 128 tokens over GDAKI's, {at}", HOLD_AT_128[transport], ratio, most=True)
         base, own = found[BASE][case.point()].exposed_us, found[transport][case.point()].exposed_us
         if len(own) > 1:

@@ -58,7 +58,7 @@ def run(options: argparse.Namespace) -> int:
     """Measure and print; 1 if a step was wrong or a kernel did not compile."""
     if options.transport:
         return bench_network.run(options)
-    for name in ("delay", "ring_memory", "domain_size", "account"):
+    for name in ("delay", "ring_memory", "domain_size", "queue_depth", "account"):
         if getattr(options, name):
             raise ArgumentError(f"--{name.replace('_', '-')}", getattr(options, name), "nothing without --transport")
     bench = _Bench(options)

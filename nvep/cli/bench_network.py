@@ -32,6 +32,7 @@ _AXES = {
     "max_blocks": "blocks",
     "ring_memory": "ring_memory",
     "domain_size": "domain_size",
+    "queue_depth": "queue_depth",
 }
 _FOREIGN = ("dependent", "format", "protocol", "routing", "spans", "profile", "trace", "layer", "flush_l2")
 _WIDTH, _PAIR = 40, 20
@@ -44,6 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--delay", type=int, nargs="+", metavar="US", help="work between a send and its receive")
     group.add_argument("--ring-memory", nargs="+", choices=PLACEMENTS, help="where rings live")
     group.add_argument("--domain-size", type=int, nargs="+", metavar="N", help="ranks in groups of N use peer stores")
+    group.add_argument("--queue-depth", type=int, nargs="+", metavar="N", help="entries of each ring")
     group.add_argument("--account", action="store_true", help="where the time of sends goes, by stamps in kernels")
 
 

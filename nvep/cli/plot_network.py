@@ -12,7 +12,7 @@ from nvep.bench.network_targets import BASE, crossover_us
 from nvep.cli.plot_figure import new_figure, png
 from nvep.config import TRANSPORTS
 
-_GROUP = ("ranks", "hidden", "experts", "top_k", "blocks", "ring_memory", "domain_size")
+_GROUP = ("ranks", "hidden", "experts", "top_k", "blocks", "ring_memory", "domain_size", "queue_depth")
 Curves = dict[str, dict[int, float]]  # by transport; microseconds by tokens, delay or blocks
 _PHASES = ("dispatch", "combine")
 _COLUMNS = 3
@@ -92,6 +92,7 @@ def network_charts(files: Iterable[Mapping[str, Any]]) -> list[Drawable]:
 def _title(case: Mapping[str, Any]) -> str:
     title = f"{case['ranks']} ranks, hidden {case['hidden']} bf16, top-{case['top_k']} of {case['experts']}"
     title += f", rings: {case['ring_memory']}" if case["ring_memory"] != "default" else ""
+    title += f", rings of {case['queue_depth']} entries" if case["queue_depth"] else ""
     return title + (f", domains of {case['domain_size']}" if case["domain_size"] > 1 else "")
 
 

@@ -88,6 +88,16 @@ def test_hold_time_is_accounted_for(transport: str) -> None:
         assert found["total"] == pytest.approx(sum(found[name] for name in STAGES))
 
 
+def test_shallow_rings_are_told_apart_by_what_senders_waited() -> None:
+    tokens = replace(SMALL, transport="gpi", tokens=64)
+    deep, shallow = _run(tokens, replace(tokens, queue_depth=64))
+    assert deep.timing is not None
+    assert shallow.timing is not None
+    assert deep.timing.adapter["stalls"] == deep.timing.adapter["stalled_us"] == 0
+    assert shallow.timing.adapter["stalls"] > 0
+    assert shallow.timing.adapter["stalled_us"] > 0
+
+
 def test_cases_that_share_an_exchange_run_together() -> None:
     cases = [SMALL, replace(SMALL, transport="gpi"), replace(SMALL, tokens=2)]
     found = [(r.case.transport, r.case.tokens) for r in _run(*cases)]
