@@ -120,7 +120,8 @@ class ReferenceGroupedGemm(GroupedGemm):
         return self._project(2, expert, inner)
 
     def _project(self, which: int, expert: int, x: Float32Array) -> Float32Array:
-        result: Float32Array = self._matrices[which][expert] @ x
+        with np.errstate(invalid="ignore", over="ignore"):  # rows may hold anything
+            result: Float32Array = self._matrices[which][expert] @ x
         biases = self._biases[which]
         return result if biases is None else result + biases[expert]
 
