@@ -48,15 +48,14 @@ struct Sums {
       store_weak(to + j * kGatherThreads, bits);
     }
   }
-  __device__ __forceinline__ void load(const uint4* from, u32 tokens) {
-    clear();
+  __device__ __forceinline__ void add_stored(const uint4* from, u32 tokens) {
 #pragma unroll
     for (u32 j = 0; j < kGroups; ++j) {
       if (8 * j >= tokens) return;
       const uint4 bits = load_weak(from + j * kGatherThreads);
       const u32 word[4] = {bits.x, bits.y, bits.z, bits.w};
 #pragma unroll
-      for (u32 i = 0; i < 4; ++i) of[j][i] = bits_to_float(word[i]);
+      for (u32 i = 0; i < 4; ++i) of[j][i] = __fadd_rn(of[j][i], bits_to_float(word[i]));
     }
   }
 };
@@ -83,13 +82,13 @@ struct Gather {
   // A segment of this block is complete.
   __device__ __forceinline__ void fold(const Cursor<Problem>& at) {
     if (at.segment == 0) {
-      total = sum;
+      total.clear();
+      total.add(sum);
     } else if (first_segment == 0) {
       total.add(sum);
     } else {
       sum.store(Sums<Problem>::slot(a.slots, blockIdx.x, at.segment), at.tokens);
     }
-    sum.clear();
   }
 
   // The block leaves a tile.
@@ -107,12 +106,11 @@ struct Gather {
   __device__ __forceinline__ void collect(const Cursor<Problem>& at) {
     const u32 first_unit = at.tile * Problem::kSegments;
     const u32 opener = share.owner_of(first_unit);
-    total.load(Sums<Problem>::slot(a.slots, opener, 0), at.tokens);
     const u32 opened = share.first_of(opener + 1) - first_unit;
+    total.clear();
+    total.add_stored(Sums<Problem>::slot(a.slots, opener, 0), at.tokens);
     for (u32 segment = opened; segment < Problem::kSegments; ++segment) {
-      Sums<Problem> part;
-      part.load(Sums<Problem>::slot(a.slots, share.owner_of(first_unit + segment), segment), at.tokens);
-      total.add(part);
+      total.add_stored(Sums<Problem>::slot(a.slots, share.owner_of(first_unit + segment), segment), at.tokens);
     }
   }
 
@@ -153,6 +151,7 @@ struct Gather {
           leave(at);
           first_segment = 0;
         }
+        sum.clear();  // only now: while a tile is finished its registers are needed
       }
       at.next(offsets);
     }
