@@ -16,6 +16,7 @@ from nvep.runtime.emulated import EmulatedDevice
 from nvep.testing import moe_gemm_checks as checks
 from nvep.testing.moe_cublas import RecordingCublas
 from nvep.testing.moe_gemms import GemmCase, check_partial_rows, gemm_bench, make_step
+from nvep.testing.steps import same
 
 
 @pytest.fixture(scope="module")
@@ -34,6 +35,23 @@ def test_within_bounds(device: EmulatedDevice, case: GemmCase, name: str) -> Non
 @pytest.mark.parametrize("case", ["segments", "fp8", "token-tiles"])
 def test_rows_do_not_depend_on_one_another(device: EmulatedDevice, case: str) -> None:
     checks.check_rows_alone(device, checks.CASES[case], BACKENDS["gather"])
+
+
+@pytest.mark.parametrize("case", ["segments", "fp8", "many-experts"])
+def test_bits_do_not_depend_on_the_number_of_blocks(case: str) -> None:
+    """Blocks get other stretches of the work, tiles are shared by one, some or many of them."""
+    chosen, rng = checks.CASES[case], np.random.default_rng(5)
+    weights = chosen.weights(rng)
+    step = make_step(chosen, rng, checks.counts_of(chosen, 2))
+    results = []
+    for blocks in (1, 3, 16):
+        device = EmulatedDevice()
+        device.default_blocks = blocks
+        with gemm_bench(device, chosen, BACKENDS["gather"], weights) as bench:
+            results.append(bench.run(step).copy())
+        device.close()
+    for got in results[1:]:
+        same(got, results[0], "partial rows")
 
 
 LIBRARY_CASES = ("small", "one-expert", "segments", "many-experts", "geglu", "clamped", "plain")

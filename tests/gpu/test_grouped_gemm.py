@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 
 import pytest
@@ -27,13 +26,6 @@ LARGER = {
         activation="swiglu_clamped", biases=True, partial_format="bf16",
     ),
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def device() -> Iterator[CudaDevice]:
-    made = CudaDevice(0)
-    yield made
-    made.close()
 
 
 @pytest.mark.parametrize("case", [*checks.CASES.values(), *LARGER.values()], ids=[*checks.CASES, *LARGER])
