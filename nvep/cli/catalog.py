@@ -71,6 +71,8 @@ EXPERT_SHAPES = [
     (4, 4, 32, 2880, 2880, "mxfp8", "bf16", "bf16", "swiglu_clamped", True),
     (1, 2, 8, 4096, 14336, "bf16", "fp8_block", "fp16", "geglu", True),
     (72, 1, 1, 2048, 768, "fp16", "bf16", "bf16", "plain", False),
+    (2, 4, 8, 2048, 1024, "nvfp4", "fp8_block", "bf16", "swiglu", False),
+    (2, 4, 8, 2048, 1024, "fp8_tensor", "bf16", "bf16", "swiglu", False),
 ]
 
 

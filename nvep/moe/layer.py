@@ -9,49 +9,21 @@ from itertools import pairwise
 from statistics import median
 from typing import Any
 
-from nvep.arrays import DeviceArray
-from nvep.config import ExchangeConfig, partial_dtype
+import numpy as np
+
+from nvep.arrays import ArrayOwner, DeviceArray
+from nvep.config import partial_dtype
 from nvep.errors import ArgumentError
 from nvep.exchange import Arrivals, Exchange
-from nvep.formats import FORMATS, Quantiser, payload_format
+from nvep.formats import Quantiser, payload_format
 from nvep.group import RankGroup
 from nvep.inputs import InputSpec, as_input
-from nvep.moe.grouped_gemm import ACTIVATIONS, BACKENDS, ExpertShape, choose
+from nvep.moe.grouped_gemm import BACKENDS, ExpertShape, choose
 from nvep.moe.grouped_gemm.base import MemoryLine, local_index
+from nvep.moe.layer_plan import CHOICES, LayerPlan, check_options, checked_weights, row_scale
 from nvep.moe.shared import SharedExperts
-from nvep.moe.weights import CheckedWeights, LocalExperts, MoEWeights
+from nvep.moe.weights import LocalExperts, MoEWeights
 from nvep.runtime.device import Event, Stream
-
-ROW_FORMATS = tuple(name for name, made in FORMATS.items() if not made.tensor_scale)
-_OPTIONS = {
-    "chunk_bytes",
-    "deadline",
-    "lanes",
-    "max_blocks",
-    "partial_format",
-    "placement",
-    "protocol",
-    "strict_ptx",
-    "transport",
-}
-
-
-@dataclass(frozen=True)
-class _Plan:
-    """What every rank agrees on before anything is allocated."""
-
-    config: ExchangeConfig
-    parts: CheckedWeights
-    shared: CheckedWeights | None
-    grouped_gemm: str
-    activation: str
-    row_format: str
-
-    @property
-    def agreed(self) -> tuple[Any, ...]:
-        shared = () if self.shared is None else (self.shared.gate.shape, self.shared.format)
-        parts = (self.parts.gate.shape, self.parts.format, self.parts.biases is not None)
-        return *parts, self.grouped_gemm, self.activation, self.row_format, *shared
 
 
 @dataclass
@@ -82,7 +54,8 @@ class MoELayer:
     **options
         ``activation``: ``"swiglu"`` (default), ``"geglu"`` (tanh form), ``"swiglu_clamped"`` (gpt-oss) or ``"plain"``
         (gate times up). ``row_format``: payload format in which rows travel, a key of ``nvep.formats.FORMATS``;
-        default ``"bf16"``. ``shared``: `MoEWeights` of shared experts, which every token goes through with weight 1.
+        default ``"bf16"``. ``row_scale``: the scale of all rows, where that format has one. ``shared``: `MoEWeights`
+        of shared experts, which every token goes through with weight 1.
         On a GPU, other formats and shared experts need ``x`` on it. Further `ExchangeConfig` fields:
         ``partial_format``, ``placement``, ``lanes``, ``deadline``, ``max_blocks``, ``protocol``, ``transport``.
 
@@ -106,16 +79,17 @@ class MoELayer:
             raise ArgumentError("group", group, "a RankGroup")
         self.group = group
         self._resources = ExitStack()
-        chosen = {name: options.pop(name, default) for name, default in _CHOICES.items()}
+        chosen = {name: options.pop(name, default) for name, default in CHOICES.items()}
 
-        def check() -> _Plan:
-            _check_options(grouped_gemm, chosen, options)
-            parts = _checked("weights", weights, group)
-            shared = None if chosen["shared"] is None else _checked("shared", chosen["shared"], group)
+        def check() -> LayerPlan:
+            check_options(grouped_gemm, chosen, options)
+            parts = checked_weights("weights", weights, group)
+            shared = None if chosen["shared"] is None else checked_weights("shared", chosen["shared"], group)
             experts, _, hidden = parts.gate.shape
             sizes = {"num_experts": experts, "top_k": top_k, "max_tokens": max_tokens}
             config = payload_format(chosen["row_format"]).exchange_config(hidden, **sizes, **options)
-            return _Plan(config, parts, shared, grouped_gemm, chosen["activation"], chosen["row_format"])
+            scale = row_scale(chosen["row_format"], chosen["row_scale"])
+            return LayerPlan(config, parts, shared, grouped_gemm, chosen["activation"], chosen["row_format"], scale)
 
         plan = group.together(check)
         group.agree("weights and the choices of expert compute", plan.agreed)
@@ -127,7 +101,7 @@ class MoELayer:
             self.close()
             raise
 
-    def _load(self, plan: _Plan) -> None:
+    def _load(self, plan: LayerPlan) -> None:
         device, config, parts = self.group.device, self.exchange.config, plan.parts
         experts, intermediate, hidden = parts.gate.shape
         self._rows = InputSpec("x", (partial_dtype("bf16"),), (("tokens", config.max_tokens), hidden), alignment=16)
@@ -149,10 +123,14 @@ class MoELayer:
             row_format=plan.row_format,
             weight_format=parts.format,
             biases=parts.biases is not None,
+            row_scale=plan.row_scale,
         )
         self.grouped_gemm = BACKENDS[self.backend.name](device, shape, self._experts)
         self._resources.callback(self.grouped_gemm.close)
         self._quantisers: list[Quantiser] = []
+        self._scale: DeviceArray | None = None
+        if payload_format(plan.row_format).tensor_scale:
+            self._scale = self._put_scale(plan.row_scale)
         for _ in range(config.lanes if plan.row_format != "bf16" else 0):
             made = payload_format(plan.row_format)
             self._quantisers.append(Quantiser(device, made, hidden=hidden, max_tokens=config.max_tokens))
@@ -251,7 +229,16 @@ class MoELayer:
         as_input(x, self._rows, device=self.group.device)  # the exchange alone would take any bytes
         if not self._quantisers or not 0 <= lane < len(self._quantisers):
             return x
-        return self._quantisers[lane](x, num_tokens=num_tokens, stream=stream)
+        return self._quantisers[lane](x, tensor_scale=self._scale, num_tokens=num_tokens, stream=stream)
+
+    def _put_scale(self, scale: float) -> DeviceArray:
+        device = self.group.device
+        memory, owner = device.allocate(16), ArrayOwner(device)
+        self._resources.callback(memory.free)
+        self._resources.callback(owner.expire)
+        device.copy_in(memory.address, np.array([scale], np.float32), device.default_stream)
+        device.default_stream.synchronize()
+        return DeviceArray(memory.address, (1,), np.float32, owner=owner)
 
     def _with_shared(self, output: DeviceArray, lane: int, stream: Any) -> DeviceArray:
         if self._shared is not None:
@@ -349,24 +336,3 @@ class MoELayer:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         self.exchange.note_failure(error)
         self.close()
-
-
-_CHOICES: dict[str, Any] = {"activation": "swiglu", "row_format": "bf16", "shared": None}
-
-
-def _check_options(grouped_gemm: str, chosen: dict[str, Any], options: dict[str, Any]) -> None:
-    for name, value, allowed in (
-        ("grouped_gemm", grouped_gemm, (*BACKENDS, "auto")),
-        ("activation", chosen["activation"], ACTIVATIONS),
-        ("row_format", chosen["row_format"], ROW_FORMATS),
-    ):
-        if value not in allowed:
-            raise ArgumentError(name, value, ", ".join(allowed))
-    for name in options.keys() - _OPTIONS:
-        raise ArgumentError(name, options[name], f"only the options {', '.join(sorted({*_CHOICES, *_OPTIONS}))}")
-
-
-def _checked(name: str, weights: object, group: RankGroup) -> CheckedWeights:
-    if not isinstance(weights, MoEWeights):
-        raise ArgumentError(name, weights, "MoEWeights")
-    return weights.checked(group.device)

@@ -59,7 +59,7 @@ class SharedExperts(DeviceOperation):
             raise ArgumentError("shared.gate", parts.gate.shape, f"rows of {shape.hidden} elements, as the layer has")
         self.shape = replace(
             shape, ranks=1, top_k=count, num_experts=count, local_experts=count, intermediate=intermediate,
-            row_format="bf16", weight_format=parts.format, biases=parts.biases is not None,
+            row_format="bf16", weight_format=parts.format, biases=parts.biases is not None, row_scale=1.0,
         )  # fmt: skip
         try:
             experts = LocalExperts(device, parts, np.arange(count, dtype=np.int32))

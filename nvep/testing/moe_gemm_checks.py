@@ -29,6 +29,8 @@ CASES = {
     "ue8m0-rows": GemmCase(row_format="fp8_block_ue8m0", hidden=136),
     "mxfp8-rows": GemmCase(row_format="mxfp8", hidden=72, biases=True),
     "fp16-rows": GemmCase(row_format="fp16"),
+    "fp8-tensor-rows": GemmCase(row_format="fp8_tensor", row_scale=0.01, hidden=56),
+    "nvfp4-rows": GemmCase(row_format="nvfp4", row_scale=0.002, hidden=200),
 }
 
 

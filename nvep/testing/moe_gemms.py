@@ -46,13 +46,14 @@ class GemmCase:
     weight_format: str = "bf16"
     biases: bool = False
     partial_format: str = "fp32"
+    row_scale: float | None = None
 
     @property
     def shape(self) -> ExpertShape:
         return ExpertShape(
             self.ranks, self.max_tokens, self.top_k, self.num_experts, len(self.local), self.hidden, self.intermediate,
             self.partial_format, activation=self.activation, row_format=self.row_format,
-            weight_format=self.weight_format, biases=self.biases,
+            weight_format=self.weight_format, biases=self.biases, row_scale=self.row_scale or 1.0,
         )  # fmt: skip
 
     def weights(self, rng: np.random.Generator) -> MoEWeights:
@@ -90,11 +91,12 @@ def make_step(case: GemmCase, rng: np.random.Generator, counts: list[int], *, lo
     ranks, most, k = case.ranks, case.max_tokens, case.top_k
     rows = rng.standard_normal((ranks * most, case.hidden)).astype(_BF16)
     choices = case.local if local_only else range(case.num_experts)
-    ids = np.array([rng.permutation(np.array(choices))[:k] for _ in range(ranks * most)], np.int32)
+    chosen = [rng.permutation(np.array(choices))[:k] for _ in range(ranks * most)]
+    ids = np.array([np.pad(some, (0, k - len(some)), constant_values=-1) for some in chosen], np.int32)
     ids = np.where(rng.random(ids.shape) < 0.15, -1, ids).astype(np.int32)
     weights = rng.standard_normal(ids.shape).astype(np.float32)
-    encoded = encode(rows, case.row_format)
-    decoded = decode(encoded, case.row_format, case.hidden)
+    encoded = encode(rows, case.row_format, tensor_scale=case.row_scale)
+    decoded = decode(encoded, case.row_format, case.hidden, tensor_scale=case.row_scale)
     scales = [] if encoded.scales is None else [encoded.scales.copy()]
     payloads = (encoded.payload.copy(), *scales)
     empty = (np.arange(most)[None] >= np.array(counts)[:, None]).reshape(-1)

@@ -56,6 +56,8 @@ CASES = {
     "fp8": LayerCase(replace(_BASE, row_format="fp8_block", weight_format="fp8_block", partial_format="fp32")),
     "fp8-ue8m0": LayerCase(replace(_BASE, row_format="fp8_block_ue8m0"), grouped_gemm="auto", split=True),
     "mxfp8": LayerCase(replace(_BASE, row_format="mxfp8", activation="geglu")),
+    "fp8-tensor": LayerCase(replace(_BASE, row_format="fp8_tensor", row_scale=0.01), grouped_gemm="auto"),
+    "nvfp4": LayerCase(replace(_BASE, row_format="nvfp4", row_scale=0.002, weight_format="fp8_block")),
     "shared": LayerCase(_BASE, _SHARED),
     "shared-split": LayerCase(replace(_BASE, partial_format="fp32"), replace(_SHARED, num_experts=1), split=True),
 }
@@ -100,7 +102,9 @@ def bounds_of(case: LayerCase, tokens: tuple[Array, Array, Array], config: Any) 
     rows, ids, factors = tokens
     if len(rows) == 0:
         return []
-    travelled = decode(encode(rows, experts.row_format), experts.row_format, experts.hidden).astype(np.float64)
+    scale = experts.row_scale
+    encoded = encode(rows, experts.row_format, tensor_scale=scale)
+    travelled = decode(encoded, experts.row_format, experts.hidden, tensor_scale=scale).astype(np.float64)
     rounding = 0.0 if experts.row_format == "bf16" else 2.0**-8
     result = []
     for token in range(len(rows)):
@@ -134,6 +138,7 @@ def options_of(case: LayerCase) -> dict[str, Any]:
         "grouped_gemm": case.grouped_gemm,
         "activation": experts.activation,
         "row_format": experts.row_format,
+        "row_scale": experts.row_scale,
         "partial_format": experts.partial_format,
         "shared": case.weights()[1],
     }

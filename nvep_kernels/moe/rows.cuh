@@ -47,7 +47,7 @@ struct RowsDecoded {
   }
   __device__ __forceinline__ static void settle(const Pending& pending, uint4* shared) {
     float x[kUnitElements] = {};
-    if (pending.inside) Format::decode(pending.unit, pending.scale, 1.0f, x);
+    if (pending.inside) Format::decode(pending.unit, pending.scale, moe::kTensorScale, x);
     *shared = ElementsBf16::pack(x);
   }
 };

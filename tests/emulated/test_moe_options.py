@@ -28,7 +28,10 @@ def test_profile_and_memory(case: str) -> None:
     ("change", "text"),
     [
         ({"activation": "relu"}, "activation: got 'relu'; allowed: swiglu, geglu, swiglu_clamped, plain"),
-        ({"row_format": "nvfp4"}, "row_format: got 'nvfp4'; allowed: bf16"),
+        ({"row_format": "int8"}, "row_format: got 'int8'; allowed: bf16"),
+        ({"row_format": "nvfp4"}, "row_scale: got None; allowed: a number from"),
+        ({"row_format": "nvfp4", "row_scale": 0.0}, "row_scale: got 0.0; allowed: a number from"),
+        ({"row_scale": 0.5}, "row_scale: got 0.5; allowed: None: bf16 has no scale"),
         ({"shared": np.zeros(3)}, "shared: got .*; allowed: MoEWeights"),
         ({"grouped_gemm": "nvmath", "row_format": "mxfp8"}, "grouped_gemm: got 'nvmath'; allowed: a backend that"),
         ({"grouped_gemm": "packed"}, "grouped_gemm: got 'packed'; allowed: a backend without cuBLAS"),

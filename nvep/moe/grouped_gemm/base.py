@@ -43,6 +43,8 @@ class ExpertShape:
         ``"bf16"``, or ``"fp8_block"``: e4m3 with float32 scales of 128 x 128 blocks.
     biases : bool
         Whether the projections have biases.
+    row_scale : float
+        The scale of all rows, in formats that have one.
     """
 
     ranks: int
@@ -58,6 +60,7 @@ class ExpertShape:
     row_format: str = "bf16"
     weight_format: str = "bf16"
     biases: bool = False
+    row_scale: float = 1.0
 
     @property
     def rows(self) -> int:

@@ -40,7 +40,7 @@ def describe(*, emulated: bool) -> Iterator[tuple[str, str]]:
     """Each backend and what it can do here, for people; the first line is what ``"auto"`` stands for."""
     name, reason = _EMULATED if emulated else _GPU
     yield AUTO, f"{name}: {reason}"
-    yield "gather", "rows bf16, fp16, fp8 and mxfp8; weights bf16 and fp8 (128 x 128 blocks); mma.sync, sm_80 and up"
+    yield "gather", "rows in every payload format; weights bf16 and fp8 (128 x 128 blocks); mma.sync, sm_80 and up"
     why = missing()
     yield "nvmath, packed", "rows and weights bf16" if why is None else f"no ({why})"
     yield "sizes on the device", f"cuBLASLt: {device_sizes()}"

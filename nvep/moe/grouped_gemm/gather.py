@@ -6,6 +6,8 @@ import ctypes
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+
 from nvep.arrays import DeviceArray
 from nvep.exchange import Arrivals
 from nvep.formats import payload_format
@@ -116,6 +118,11 @@ def gather_kernels(shape: ExpertShape) -> dict[str, KernelSource]:
     """Sources of the three kernels of a step, in order."""
     header, rows = _row_type(shape)
     gather = f"""{size_prelude(shape)}{expert_prelude(shape)}#include "{header}"
+namespace nvep {{
+namespace moe {{
+constexpr float kTensorScale = {float(np.float32(shape.row_scale)).hex()}f;
+}}  // namespace moe
+}}  // namespace nvep
 #include "moe/rows.cuh"
 #include "moe/weight_formats.cuh"
 namespace nvep {{

@@ -72,6 +72,7 @@ class ReferenceGroupedGemm(GroupedGemm):
         if not device.emulated:
             raise ArgumentError("grouped_gemm", self.name, f"a backend of kernels: {device.name} is not emulated")
         self._made = payload_format(shape.row_format)
+        self._tensor_scale = shape.row_scale if self._made.tensor_scale else None
         self._index = host_view(experts.index.address, (shape.num_experts,), np.int32)
         self._matrices = [self._matrix(i) for i in range(3)]
         sizes = (shape.intermediate, shape.intermediate, shape.hidden)
@@ -107,7 +108,12 @@ class ReferenceGroupedGemm(GroupedGemm):
         local = np.where(valid, self._index[np.where(valid, ids, 0)], -1)
         for row in np.flatnonzero((local >= 0).any(axis=1)).tolist():
             scales = payloads[1][row : row + 1] if self._made.scale is not None else np.empty((1, 0), np.uint8)
-            x = decode(Encoded(payloads[0][row : row + 1], scales), self._made.name, self.shape.hidden)[0]
+            x = decode(
+                Encoded(payloads[0][row : row + 1], scales),
+                self._made.name,
+                self.shape.hidden,
+                tensor_scale=self._tensor_scale,
+            )[0]
             total = np.zeros(self.shape.hidden, np.float32)
             for k, expert in enumerate(local[row].tolist()):
                 if expert >= 0:
