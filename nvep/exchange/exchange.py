@@ -127,7 +127,7 @@ class Exchange(ExchangeState):
         ----------
         partial_rows : array
             ``[ranks, max_tokens, partial_elements]`` in the partial format: row ``[s, i]`` is this rank's weighted
-            sum for arrival ``[s, i]``. Rows at and beyond the counts are not read. Passing ``arrivals.partial_rows``
+            sum for arrival ``[s, i]``. Rows at and beyond the counts are not used. Passing ``arrivals.partial_rows``
             saves a copy.
         arrivals : Arrivals
             What `dispatch` returned in this step.
