@@ -42,6 +42,7 @@ class Resources:
     def now() -> Resources:
         """Read them, after collecting garbage."""
         gc.collect()
+        arenas = _python_arenas()  # before the many strings below, which may take arenas of their own
         lines = Path("/proc/self/maps").read_text().splitlines()
         writable = 0
         for line in lines:
@@ -57,7 +58,7 @@ class Resources:
             writable_bytes=writable,
             resident_bytes=resident,
             python_blocks=sys.getallocatedblocks(),
-            python_arenas=_python_arenas(),
+            python_arenas=arenas,
         )
 
 
