@@ -1,4 +1,4 @@
-// C.send and C.recv in one launch: every block exposes its share before it polls.
+// C.send and C.recv in one launch: every warp sends its share before it polls, and no send waits for a poll.
 #include "primitives/launch.cuh"
 #include "primitives/shared.cuh"
 

@@ -1,4 +1,4 @@
-// D.send and D.recv in one launch: every block sends before it polls.
+// D.send and D.recv in one launch: every warp sends its share before it polls, and no send waits for a poll.
 #include "primitives/launch.cuh"
 #include "primitives/shared.cuh"
 
