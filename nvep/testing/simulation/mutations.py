@@ -32,6 +32,25 @@ class Patch:
     new: str
 
 
+def patched(name: str, patches: tuple[Patch, ...]) -> Overlay:
+    """The files of ``nvep_kernels`` as mutation ``name`` changes them.
+
+    Raises
+    ------
+    ArgumentError
+        The true sources have changed so that a patch no longer fits.
+    """
+    files: dict[str, str] = {}
+    for patch in patches:
+        text = files.get(patch.file) or (KERNEL_ROOT / patch.file).read_text()
+        found = text.count(patch.old)
+        if found != 1:
+            allowed = f"text that {patch.file} holds exactly once, not {found} times"
+            raise ArgumentError(f"mutation {name}", patch.old, allowed)
+        files[patch.file] = text.replace(patch.old, patch.new)
+    return Overlay(files)
+
+
 @dataclass(frozen=True)
 class Mutation:
     """A planted bug.
@@ -60,22 +79,8 @@ class Mutation:
     no_refill: bool = False
 
     def overlay(self) -> Overlay | None:
-        """The mutated files.
-
-        Raises
-        ------
-        ArgumentError
-            The true sources have changed so that a patch no longer fits.
-        """
-        files: dict[str, str] = {}
-        for patch in self.patches:
-            text = files.get(patch.file) or (KERNEL_ROOT / patch.file).read_text()
-            found = text.count(patch.old)
-            if found != 1:
-                allowed = f"text that {patch.file} holds exactly once, not {found} times"
-                raise ArgumentError(f"mutation {self.name}", patch.old, allowed)
-            files[patch.file] = text.replace(patch.old, patch.new)
-        return Overlay(files) if files else None
+        """The mutated files, if there are any; raises as `patched` does."""
+        return patched(self.name, self.patches) if self.patches else None
 
     @contextmanager
     def planted(self) -> Iterator[None]:

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
-from nvep.errors import ArgumentError
 from nvep.runtime.simulated_library import Overlay, SimulatorLibrary
-from nvep.runtime.source import KERNEL_ROOT
-from nvep.testing.simulation.mutations import Patch
+from nvep.testing.simulation.mutations import Patch, patched
 from nvep.testing.simulation.nic import NicScenario, nic_scenario, run_nic_scenario
 from nvep.testing.simulation.runner import Simulator, run_scenario
 from nvep.testing.simulation.scenario import ScenarioKind, random_scenario
@@ -49,21 +47,8 @@ class NicMutation:
     exchange: bool = False
 
     def overlay(self) -> Overlay:
-        """The mutated files.
-
-        Raises
-        ------
-        ArgumentError
-            The true sources have changed so that a patch no longer fits.
-        """
-        files: dict[str, str] = {}
-        for patch in self.patches:
-            text = files.get(patch.file) or (KERNEL_ROOT / patch.file).read_text()
-            if text.count(patch.old) != 1:
-                allowed = f"text that {patch.file} holds exactly once, not {text.count(patch.old)} times"
-                raise ArgumentError(f"mutation {self.name}", patch.old, allowed)
-            files[patch.file] = text.replace(patch.old, patch.new)
-        return Overlay(files)
+        """The mutated files; raises as `patched` does."""
+        return patched(self.name, self.patches)
 
 
 def fixed_scenario(scheme: str, seed: int, *, targets: int = 1, staged: int = 8) -> NicScenario:
